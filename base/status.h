@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The result of an operation that can fail. For the folders that do not use LLVM: schema, executor, backends, tools.
+// The result of an operation that can fail. For the rooms that do not use LLVM: all but ir and compiler.
 #pragma once
 
 #include <cassert>
@@ -11,13 +11,14 @@
 namespace reshard {
 
 /// What a caller may decide on; the message is for people. The C API (include/reshard/reshard.h) has one status for
-/// each kind.
+/// each kind but `negative`, which only commands have.
 enum class ErrorKind : uint8_t {
   invalid,    ///< a wrong argument or order of calls
   badPlan,    ///< a plan file that is missing, damaged, inconsistent, or of a newer version
   badBinding, ///< memory of a param that is not bound or cannot be used
   failed,     ///< any other failure
   timedOut,   ///< the deadline passed
+  negative,   ///< the answer is no: a plan is wrong, or what was asked for is not there
 };
 
 /// Success, or an error with a kind and a message. Messages begin in lower case, have no full stop, and state what was
@@ -69,6 +70,7 @@ inline Status timedOut(std::string message) { return {ErrorKind::timedOut, std::
 inline Status invalid(std::string message) { return {ErrorKind::invalid, std::move(message)}; }
 inline Status badPlan(std::string message) { return {ErrorKind::badPlan, std::move(message)}; }
 inline Status badBinding(std::string message) { return {ErrorKind::badBinding, std::move(message)}; }
+inline Status negative(std::string message) { return {ErrorKind::negative, std::move(message)}; }
 
 /// A value, or the error that prevented it.
 template <class T> class [[nodiscard]] Result {

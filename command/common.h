@@ -26,20 +26,24 @@ struct Failure {
   std::string message;
 };
 
-/// Throws Failure if `status` is an error.
+/// Throws Failure if `status` is an error: with kNegative or kFailure if it is `negative` or `timedOut`, else with
+/// `code`.
 inline void throwOnError(const Status &status, int code) {
   if (!status.ok())
-    throw Failure{code, status.message()};
+    throw Failure{status.kind() == ErrorKind::negative ? kNegative
+                  : status.timedOut()                  ? kFailure
+                                                       : code,
+                  status.message()};
 }
 
-/// Throws Failure if `status` is an error: with kFailure if it is `failed`, with kUsage otherwise.
+/// The same, with kFailure if it is `failed`, else with kUsage.
 inline void throwOnError(const Status &status) {
   throwOnError(status, !status.ok() && status.kind() == ErrorKind::failed ? kFailure : kUsage);
 }
 
 /// The value of a result, or as throwOnError().
-template <class T> T valueOf(Result<T> result) {
-  throwOnError(result.status());
+template <class T, class... Code> T valueOrThrow(Result<T> result, Code... code) {
+  throwOnError(result.status(), code...);
   return std::move(*result);
 }
 

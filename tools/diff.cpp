@@ -28,5 +28,5 @@ int main(int argc, char **argv) {
     return code;
   options.before = arguments[0];
   options.after = arguments[1];
-  return runCommand(command.name, [&] { return difference(options); });
+  return runCommand(command.name, [&] { return valueOrThrow(difference(options), kUsage) ? kNegative : kDone; });
 }

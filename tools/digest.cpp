@@ -77,8 +77,8 @@ int digest(const DigestOptions &options, const std::vector<std::string> &paths) 
   std::vector<TensorDigests> sides;
   for (size_t i = 0; i < paths.size(); ++i) {
     const std::string side = paths.size() == 2 ? (i == 0 ? "source" : "target") : options.side;
-    sides.push_back(valueOf(plan ? digestsOfSide(*plan, endpointNamed(*plan, side), paths[i])
-                                 : digestsOfCheckpoint(paths[i], i == 0 ? options.renames : Renames())));
+    sides.push_back(valueOrThrow(plan ? digestsOfSide(*plan, endpointNamed(*plan, side), paths[i])
+                                      : digestsOfCheckpoint(paths[i], i == 0 ? options.renames : Renames())));
     verifyHashes(paths[i]); // after the errors of the files themselves
   }
   if (options.model) {

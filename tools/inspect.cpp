@@ -11,8 +11,7 @@
 #include "command/terminal.h"
 #include "compiler/compile.h"
 #include "executor/load/load.h"
-#include "report/diff/layout_difference.h"
-#include "report/inspect/checkpoint_listing.h"
+#include "report/diff/difference.h"
 #include "report/inspect/inspection.h"
 #include "schema/limits.h"
 #include "tools/stored_files.h"
@@ -166,8 +165,11 @@ int run(CommandLine &options) {
   }
   if (!options.job.empty())
     verifyJob(report, options.job);
-  return kind == FileKind::checkpoint ? inspectCheckpoint(report.plan, report.param, report.format == "json")
-                                      : inspect(report);
+  if (kind == FileKind::checkpoint)
+    throwOnError(inspectCheckpoint(report.plan, report.param, report.format == "json"), kUsage);
+  else
+    throwOnError(inspect(report));
+  return kDone;
 }
 
 } // namespace

@@ -20,6 +20,7 @@ inline reshard_status statusOf(const Status &status) {
   case ErrorKind::timedOut:
     return RESHARD_TIMEOUT;
   case ErrorKind::failed:
+  case ErrorKind::negative:
     break;
   }
   return RESHARD_FAILED;

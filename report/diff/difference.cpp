@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Compares the numbers, params, formats and segments of two plans, prints what differs as a table or JSON, and
-// evaluates the condition of --fail-on.
+// evaluates the condition of --fail-on. Also compares the layouts of a plan with those of its job.
 #include "report/diff/difference.h"
 
 #include "base/expression.h"
@@ -19,8 +19,6 @@
 #include <vector>
 
 namespace reshard::report {
-
-using namespace command;
 
 using Json = nlohmann::ordered_json;
 
@@ -256,22 +254,24 @@ void compareFormats(PlanDifference &difference) {
 }
 
 /// Loads all segments, so that a damaged plan is an error, and compares their digests.
-void compareSegments(PlanDifference &difference) {
+Status compareSegments(PlanDifference &difference) {
   for (const Plan *plan : {&difference.before, &difference.after})
     for (uint32_t rank = 0; rank < plan->world(); ++rank) {
       std::shared_ptr<const Segment> segment;
-      throwOnError(plan->segment(rank, segment), kUsage);
+      if (Status status = plan->segment(rank, segment); !status.ok())
+        return status;
     }
   for (uint32_t rank = 0; rank < difference.world(); ++rank)
     if (rank >= difference.before.world() || rank >= difference.after.world() ||
         difference.before.container().segmentDigest(rank) != difference.after.container().segmentDigest(rank))
       difference.ranks.push_back(rank);
+  return {};
 }
 
-PlanDifference compare(const Plan &before, const Plan &after) {
-  const auto numbersBefore = numbers(before), numbersAfter = numbers(after);
-  throwOnError(numbersBefore.status(), kUsage);
-  throwOnError(numbersAfter.status(), kUsage);
+Result<PlanDifference> compare(const Plan &before, const Plan &after) {
+  const auto numbersBefore = numbers(before), numbersAfter = numbersBefore.ok() ? numbers(after) : numbersBefore;
+  if (!numbersAfter.ok())
+    return numbersAfter.status();
   PlanDifference difference{.before = before,
                             .after = after,
                             .numbersBefore = *numbersBefore,
@@ -283,7 +283,8 @@ PlanDifference compare(const Plan &before, const Plan &after) {
                             .ranks = {},
                             .equal = before.digest() == after.digest()};
   if (!difference.equal) { // equal digests mean equal plans
-    compareSegments(difference);
+    if (Status status = compareSegments(difference); !status.ok())
+      return status;
     compareParams(difference);
     compareFormats(difference);
   }
@@ -363,20 +364,44 @@ void printHeld(const std::vector<HeldCondition> &held, bool markdown) {
   }
 }
 
+/// A table as bytes: those of equal tables are equal.
+template <class Table> std::string packed(const Table &table) {
+  flatbuffers::FlatBufferBuilder builder;
+  builder.Finish(Table::TableType::Pack(builder, &table));
+  return {reinterpret_cast<const char *>(builder.GetBufferPointer()), builder.GetSize()};
+}
+
+/// The first element in which two lists of tables differ, as `what` and its name.
+template <class Table>
+std::string firstDifference(const std::vector<std::unique_ptr<Table>> &plan,
+                            const std::vector<std::unique_ptr<Table>> &job, const std::string &what) {
+  for (size_t i = 0; i < std::min(plan.size(), job.size()); ++i)
+    if (packed(*plan[i]) != packed(*job[i]))
+      return what + " '" + plan[i]->name + "' of the plan differs from '" + job[i]->name + "' of the job";
+  if (plan.size() != job.size())
+    return "the plan has " + std::to_string(plan.size()) + " " + what + "s, the job " + std::to_string(job.size());
+  return "";
+}
+
 } // namespace
 
-int difference(const DifferenceOptions &options) {
+Result<bool> difference(const DifferenceOptions &options) {
   std::unique_ptr<Plan> before, after;
-  throwOnError(Plan::open(options.before, before), kUsage);
-  throwOnError(Plan::open(options.after, after), kUsage);
-  const PlanDifference difference = compare(*before, *after);
+  if (Status status = Plan::open(options.before, before); !status.ok())
+    return status;
+  if (Status status = Plan::open(options.after, after); !status.ok())
+    return status;
+  const Result<PlanDifference> compared = compare(*before, *after);
+  if (!compared.ok())
+    return compared.status();
+  const PlanDifference &difference = *compared;
   bool failed = !difference.equal;
   std::vector<HeldCondition> held; // the conditions of --fail-on that hold
   if (!options.failOn.empty()) {
     std::string error;
     failed = holds(options.failOn, namesOf(difference), error);
     if (!error.empty())
-      throw Failure{kUsage, "--fail-on: " + error};
+      return invalid("--fail-on: " + error);
     held = heldConditions(options.failOn, namesOf(difference));
   }
   if (options.format == "json")
@@ -387,7 +412,38 @@ int difference(const DifferenceOptions &options) {
     printTable(difference, options.format == "markdown");
   if (options.format != "json")
     printHeld(held, options.format == "markdown");
-  return failed ? kNegative : kDone;
+  return failed;
+}
+
+std::string layoutDifference(const Manifest &plan, const Manifest &job) {
+  ManifestT mine, wanted;
+  plan.UnPackTo(&mine);
+  job.UnPackTo(&wanted);
+  if (mine.world != wanted.world)
+    return "the plan has a world of " + std::to_string(mine.world) + ", the job of " + std::to_string(wanted.world);
+  if (mine.endpoints.size() != wanted.endpoints.size())
+    return "the plan has " + std::to_string(mine.endpoints.size()) + " endpoints, the job " +
+           std::to_string(wanted.endpoints.size());
+  if (std::string found = firstDifference(mine.variables, wanted.variables, "index variable"); !found.empty())
+    return found;
+  if (std::string found = firstDifference(mine.tensor_patterns, wanted.tensor_patterns, "tensor"); !found.empty())
+    return found;
+  for (size_t e = 0; e < mine.endpoints.size(); ++e) {
+    EndpointT &a = *mine.endpoints[e], &b = *wanted.endpoints[e];
+    for (EndpointT *each : {&a, &b}) {
+      each->layout.clear();
+      each->epochs.clear();
+      each->replicas = 0;
+      for (const auto &param : each->params)
+        param->origin.clear();
+    }
+    if (std::string found = firstDifference(a.params, b.params, a.role + " param"); !found.empty())
+      return found;
+    if (packed(a) != packed(b))
+      return a.ranks != b.ranks ? "the " + a.role + " has other ranks"
+                                : "the " + a.role + " has other axes, shardings or storage";
+  }
+  return "";
 }
 
 } // namespace reshard::report

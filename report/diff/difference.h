@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The comparison that reshard-diff prints.
+// The comparison that reshard-diff prints, and that of a plan with its job.
 #pragma once
 
-#include "command/common.h"
+#include "base/status.h"
 
 #include <map>
 #include <string>
 #include <vector>
+
+namespace reshard::schema {
+struct Manifest;
+}
 
 namespace reshard::report {
 
@@ -14,8 +18,13 @@ struct DifferenceOptions {
   std::string before, after, format = "text", failOn;
 };
 
-/// Prints the differences on stdout and errors on stderr. Returns the exit code.
-int difference(const DifferenceOptions &options);
+/// Prints the differences on stdout. Returns whether the plans differ; with `failOn`, whether it holds.
+Result<bool> difference(const DifferenceOptions &options);
+
+/// The first difference between the layouts of two manifests: world, index variables, tensors, and the endpoints with
+/// their ranks and params; "" if there is none. Names of layouts, lines where params are declared, epochs, and
+/// engine replicas to report on may differ.
+std::string layoutDifference(const schema::Manifest &plan, const schema::Manifest &job);
 
 /// Whether `expression` (base/expression.h), a comparison or several joined by `and`, `or` and `not`, holds for
 /// `names`. Sets `error` to an error text if the expression is invalid.

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Follows the moves into one target param back to the source buffers, and names for each origin the reason why the plan
 // reads it from there.
-#include "report/explain/explanation.h"
-
 #include "base/text.h"
 #include "base/work_deadline.h"
 #include "command/common.h"
+#include "report/inspect/inspection.h"
 #include "report/inspect/quantized_forms.h"
 #include "schema/flatbuffer_vectors.h"
 #include "schema/holdings.h"
@@ -86,20 +85,18 @@ public:
     return place;
   }
 
-  void print(const TargetInstance &place) {
+  Status print(const TargetInstance &place) {
     readLoads();
     uint64_t zeros = 0;
     std::vector<Origin> origins;
     for (const auto &[rank, buffer] : place.buffers) {
       std::map<std::pair<uint32_t, uint32_t>, uint64_t> found; // by source rank and buffer
-      throwOnError(StagedMoves(plan_, paired_)
-                       .forEachMove(rank,
-                                    [&, wanted = buffer](const Move &move) {
-                                      if (move.targetBuffer == wanted)
-                                        (move.zero ? zeros : found[{move.sourceRank, move.sourceBuffer}]) +=
-                                            move.bytes();
-                                    }),
-                   kUsage);
+      const auto add = [&, wanted = buffer](const Move &move) {
+        if (move.targetBuffer == wanted)
+          (move.zero ? zeros : found[{move.sourceRank, move.sourceBuffer}]) += move.bytes();
+      };
+      if (Status status = StagedMoves(plan_, paired_).forEachMove(rank, add); !status.ok())
+        return status;
       for (const auto &[from, bytes] : found)
         origins.push_back({bytes, from.first, from.second, rank});
     }
@@ -127,6 +124,7 @@ public:
     if (origins.empty() && zeros == 0)
       std::printf(place.instance.bytes == 0 ? "  it has no elements\n"
                                             : "  no bytes arrive for it: it is computed on this rank\n");
+    return {};
   }
 
 private:
@@ -215,9 +213,10 @@ private:
 
 } // namespace
 
-int explain(const Plan &plan, const std::string &wanted) {
+Status explain(const Plan &plan, const std::string &wanted) {
   PairedPlan paired(plan);
-  throwOnError(paired.load(), kUsage);
+  if (Status status = paired.load(); !status.ok())
+    return status;
   Explanation explanation(plan, paired);
   std::optional<TargetInstance> place = explanation.find(wanted);
   const size_t at = wanted.rfind('@');
@@ -229,15 +228,14 @@ int explain(const Plan &plan, const std::string &wanted) {
     for (const Endpoint *endpoint : *plan.manifest().endpoints())
       ranks = std::max(ranks, endpoint->storage() ? endpoint->ranks()->size() : 0);
     if (rank >= ranks)
-      throw Failure{kUsage, "--explain: found rank '" + number + "', expected 0 to " + std::to_string(ranks - 1)};
+      return invalid("--explain: found rank '" + number + "', expected 0 to " + std::to_string(ranks - 1));
     place = explanation.find(name, rank);
     if (!place)
-      throw Failure{kNegative, "rank " + number + " has no target param '" + name + "'"};
+      return negative("rank " + number + " has no target param '" + name + "'");
   }
   if (!place)
-    throw Failure{kNegative, "no rank has a target param '" + wanted + "'; --param=GLOB lists names"};
-  explanation.print(*place);
-  return kDone;
+    return negative("no rank has a target param '" + wanted + "'; --param=GLOB lists names");
+  return explanation.print(*place);
 }
 
 } // namespace reshard::report

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lists the tensors and objects of a checkpoint as text or JSON, and tells a plan from a checkpoint.
-#include "report/inspect/checkpoint_listing.h"
+#include "report/inspect/inspection.h"
 
 #include "base/text.h"
 #include "checkpoints/stored_checkpoint.h"
@@ -137,22 +137,23 @@ FileKind fileKindOf(const std::string &path) {
   return formatOfBytes(begin) ? FileKind::checkpoint : FileKind::unknown;
 }
 
-int inspectCheckpoint(const std::string &path, const std::string &glob, bool json) {
+Status inspectCheckpoint(const std::string &path, const std::string &glob, bool json) {
   Result<StoredCheckpoint> checkpoint = readStoredCheckpoint(path);
-  throwOnError(checkpoint.status(), kUsage);
+  if (!checkpoint.ok())
+    return checkpoint.status();
   printNotes(checkpoint->notes);
   if (!glob.empty()) {
     const auto other = [&](const auto &entry) { return !matchesGlob(glob, entry.first); };
     std::erase_if(checkpoint->tensors, other);
     std::erase_if(checkpoint->objects, other);
     if (checkpoint->tensors.empty() && checkpoint->objects.empty())
-      throw Failure{kNegative, "no tensor and no object matches '" + glob + "'"};
+      return negative("no tensor and no object matches '" + glob + "'");
   }
   if (json)
     printJson(*checkpoint);
   else
     printListing(path, *checkpoint, !glob.empty());
-  return kDone;
+  return {};
 }
 
 } // namespace reshard::report

@@ -5,9 +5,8 @@
 #include "base/atomic_file.h"
 #include "base/text.h"
 #include "base/work_deadline.h"
-#include "report/explain/explanation.h"
+#include "command/common.h"
 #include "report/inspect/quantized_forms.h"
-#include "report/inspect/simulation_report.h"
 #include "report/page/page.h"
 #include "schema/flatbuffer_vectors.h"
 #include "verify/proof/staged.h"
@@ -218,9 +217,10 @@ void printStep(const Json &step) {
     }
 }
 
-int inspectRank(const Plan &plan, uint32_t rank, bool json) {
+Status inspectRank(const Plan &plan, uint32_t rank, bool json) {
   std::shared_ptr<const Segment> segment;
-  throwOnError(plan.segment(rank, segment), kUsage);
+  if (Status status = plan.segment(rank, segment); !status.ok())
+    return status;
   Names names(plan, *segment);
   Json steps = Json::array();
   for (const Step *step : orEmpty(segment->steps()))
@@ -228,7 +228,7 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
   if (json) {
     std::printf("%s\n",
                 Json{{"rank", rank}, {"arena_bytes", segment->arena_bytes()}, {"steps", steps}}.dump(2).c_str());
-    return kDone;
+    return {};
   }
   uint64_t buffers = 0;
   for (const BufferRange *run : orEmpty(segment->buffers()))
@@ -237,7 +237,7 @@ int inspectRank(const Plan &plan, uint32_t rank, bool json) {
               humanBytes(static_cast<double>(segment->arena_bytes())).c_str(), counted(steps.size(), "step").c_str());
   for (const Json &step : steps)
     printStep(step);
-  return kDone;
+  return {};
 }
 
 /// Reports target params: shape, contents according to the layout, and bytes received from each rank.
@@ -390,29 +390,31 @@ void printParam(const Json &one) {
   std::printf("\n");
 }
 
-int inspectParam(const Plan &plan, const InspectionOptions &options) {
+Status inspectParam(const Plan &plan, const InspectionOptions &options) {
   PairedPlan paired(plan);
-  throwOnError(paired.load(), kUsage);
+  if (Status status = paired.load(); !status.ok())
+    return status;
   ParamReport report(plan, paired, options);
   {
     ProgressLine progress("find the params");
     for (uint32_t rank = 0; rank < plan.world(); ++rank) {
-      throwOnError(report.add(rank), kUsage);
+      if (Status status = report.add(rank); !status.ok())
+        return status;
       progress.at(static_cast<double>(rank + 1) / plan.world());
     }
   }
   const Json found = report.found();
   if (found.empty())
-    throw Failure{kNegative, "no target param matches '" + options.param + "'"};
+    return negative("no target param matches '" + options.param + "'");
   if (options.format == "json")
     std::printf("%s\n", found.dump(2).c_str());
   else
     for (const Json &one : found)
       printParam(one);
-  return kDone;
+  return {};
 }
 
-int verify(const Plan &plan, bool json) {
+Status verify(const Plan &plan, bool json) {
   const VerifyResult result = [&] {
     ProgressLine progress("verify");
     return verifyPlan(plan, [&](double fraction) { progress.at(fraction); }, 0);
@@ -426,46 +428,59 @@ int verify(const Plan &plan, bool json) {
   else if (result.error.empty())
     std::printf("right: all %llu target bytes are written exactly once, from the right source byte (%llu moves)\n",
                 static_cast<unsigned long long>(result.bytes), static_cast<unsigned long long>(result.moves));
-  if (!result.error.empty())
-    throw Failure{kNegative, (result.tooLarge ? "the plan is not proven: " : "the plan is wrong: ") + result.error};
-  return kDone;
+  return result.error.empty()
+             ? Status()
+             : negative((result.tooLarge ? "the plan is not proven: " : "the plan is wrong: ") + result.error);
 }
 
-} // namespace
+Status writePage(const Plan &plan, const InspectionOptions &options) {
+  const Result<std::string> page = pageOf(plan, options.topology);
+  if (!page.ok())
+    return ofPlan(page.status());
+  if (Status status = writeFile(options.output, *page); !status.ok())
+    return status;
+  std::printf("%s: page of the plan\n", options.output.c_str());
+  return {};
+}
 
-int inspect(const InspectionOptions &options) {
-  std::unique_ptr<Plan> plan;
-  throwOnError(Plan::open(options.plan, plan), kUsage);
-  const bool json = options.format == "json";
-  const WorkDeadline deadline(options.verify             ? "the proof"
-                              : options.format == "html" ? "the page"
-                              : !options.explain.empty() ? "the explanation"
-                              : options.topology         ? "the simulation"
-                                                         : "the summary",
-                              options.timeout);
-  if (options.format == "html") {
-    throwOnError(writeFile(options.output, pageOf(*plan, options.topology)), kFailure);
-    std::printf("%s: page of the plan\n", options.output.c_str());
-    return kDone;
-  }
-  if (options.rank >= 0)
-    return inspectRank(*plan, static_cast<uint32_t>(options.rank), json);
-  if (!options.param.empty())
-    return inspectParam(*plan, options);
-  if (!options.explain.empty())
-    return explain(*plan, options.explain);
-  if (options.topology)
-    return inspectSimulation(*plan, options);
-  if (options.verify)
-    return verify(*plan, json);
-  const Result<uint64_t> staged = peakStagedBytes(*plan);
-  throwOnError(staged.status(), kUsage);
-  const Json s = summary(*plan, *staged);
+Status printSummaryOf(const Plan &plan, bool json) {
+  const Result<uint64_t> staged = peakStagedBytes(plan);
+  if (!staged.ok())
+    return staged.status();
+  const Json s = summary(plan, *staged);
   if (json)
     std::printf("%s\n", s.dump(2).c_str());
   else
     printSummary(s);
-  return kDone;
+  return {};
+}
+
+Status printReport(const Plan &plan, const InspectionOptions &options) {
+  if (options.format == "html")
+    return writePage(plan, options);
+  if (options.topology)
+    return inspectSimulation(plan, options);
+  const bool json = options.format == "json";
+  return ofPlan(options.rank >= 0          ? inspectRank(plan, static_cast<uint32_t>(options.rank), json)
+                : !options.param.empty()   ? inspectParam(plan, options)
+                : !options.explain.empty() ? explain(plan, options.explain)
+                : options.verify           ? verify(plan, json)
+                                           : printSummaryOf(plan, json));
+}
+
+} // namespace
+
+Status inspect(const InspectionOptions &options) {
+  std::unique_ptr<Plan> plan;
+  if (Status status = Plan::open(options.plan, plan); !status.ok())
+    return ofPlan(status);
+  const std::string what = options.verify             ? "the proof"
+                           : options.format == "html" ? "the page"
+                           : !options.explain.empty() ? "the explanation"
+                           : options.topology         ? "the simulation"
+                                                      : "the summary";
+  const WorkDeadline deadline(what, options.timeout);
+  return printReport(*plan, options);
 }
 
 } // namespace reshard::report

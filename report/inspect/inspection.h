@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reports of reshard-inspect.
+// The reports of reshard-inspect. They print on stdout; an answer that is no is a `negative` error.
 #pragma once
 
+#include "base/status.h"
 #include "base/topology.h"
-#include "command/common.h"
 
 #include <optional>
 #include <string>
+
+namespace reshard {
+class Plan;
+}
 
 namespace reshard::report {
 
@@ -21,7 +25,29 @@ struct InspectionOptions {
   double timeout = 0;               // 0: none
 };
 
-/// Prints the report on stdout. Returns the exit code, or throws Failure.
-int inspect(const InspectionOptions &options);
+/// A plan that cannot be read is a wrong plan: `failed` becomes `badPlan`, and other errors stay.
+inline Status ofPlan(const Status &status) {
+  return !status.ok() && status.kind() == ErrorKind::failed ? badPlan(status.message()) : status;
+}
+
+/// Prints the report about a plan that the options select. `failed`: a file cannot be written.
+Status inspect(const InspectionOptions &options);
+
+/// Simulates the plan on options.topology, prints the estimate and the lower bound, and writes options.trace.
+Status inspectSimulation(const Plan &plan, const InspectionOptions &options);
+
+/// Prints where each part of a target param comes from, and why from there. `wanted`: PARAM or PARAM@RANK; without a
+/// rank, the first one that has the param.
+Status explain(const Plan &plan, const std::string &wanted);
+
+enum class FileKind { plan, checkpoint, unknown };
+
+/// Guesses the kind of a file by its first bytes. A file that cannot be opened, or is too short to tell, counts as a
+/// plan, so that the plan loader reports it.
+FileKind fileKindOf(const std::string &path);
+
+/// Prints the tensors and objects of a checkpoint as text or JSON. `glob`: only those whose names match, with all their
+/// chunks; empty: all.
+Status inspectCheckpoint(const std::string &path, const std::string &glob, bool json);
 
 } // namespace reshard::report

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "report/inspect/simulation_report.h"
+// Prints the estimate of a simulation, its lower bound and its activities.
+#include "report/inspect/inspection.h"
 
 #include "base/atomic_file.h"
 #include "command/common.h"
-#include "report/simulate/simulate_pool.h"
+#include "report/simulate/simulate.h"
 
 #include <nlohmann/json.hpp>
 
@@ -70,12 +71,13 @@ void printLowerBound(const std::vector<LowerBoundTerm> &terms, double lowerBound
     std::printf("  %-26s %s\n", term.name, time(term.seconds).c_str());
 }
 
-int inspectPool(const Plan &plan, const InspectionOptions &options, uint32_t replicas) {
+Status inspectPool(const Plan &plan, const InspectionOptions &options, uint32_t replicas) {
   if (!options.trace.empty())
-    throw Failure(kUsage, "--trace shows the activities of one run, but engine replicas pull at times of their own; "
-                          "remove --trace");
+    return invalid("--trace shows the activities of one run, but engine replicas pull at times of their own; "
+                   "remove --trace");
   const Result<PoolSimulation> simulated = simulatePool(plan, *options.topology, replicas);
-  throwOnError(simulated.status(), kUsage);
+  if (!simulated.ok())
+    return ofPlan(simulated.status());
   const PoolSimulation &pool = *simulated;
   const double late = ratio(pool.lateSeconds, pool.lateLowerBoundSeconds);
   if (options.format == "json") {
@@ -88,7 +90,7 @@ int inspectPool(const Plan &plan, const InspectionOptions &options, uint32_t rep
       result["late_joiner"].update({{"lower_bound", pool.lateLowerBoundSeconds}, {"ratio", late}});
     }
     std::printf("%s\n", result.dump(2).c_str());
-    return kDone;
+    return {};
   }
   std::printf("simulated    %s until %u engine %s the version: one reads from the sources, each other from the one "
               "before it\n",
@@ -98,24 +100,25 @@ int inspectPool(const Plan &plan, const InspectionOptions &options, uint32_t rep
   if (!pool.lowerBound.empty())
     std::printf("; lower bound %s; this plan: %.3f x", time(pool.lateLowerBoundSeconds).c_str(), late);
   std::printf("\n");
-  return kDone;
+  return {};
 }
 
 } // namespace
 
-int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
+Status inspectSimulation(const Plan &plan, const InspectionOptions &options) {
   if (const uint32_t planned = plan.manifest().endpoints()->Get(1)->replicas(); planned > 0)
     return inspectPool(plan, options, options.replicas > 0 ? options.replicas : planned);
   if (options.replicas > 0)
-    throw Failure(kUsage, "--replicas: the target of '" + options.plan + "' has no engine replicas (key 'replicas')");
+    return invalid("--replicas: the target of '" + options.plan + "' has no engine replicas (key 'replicas')");
   const Result<Simulation> simulated = [&] {
     ProgressLine progress("simulate"); // removed before the report
     return simulate(plan, *options.topology, [&](double fraction) { progress.at(fraction); });
   }();
-  throwOnError(simulated.status(), kUsage);
+  if (!simulated.ok())
+    return ofPlan(simulated.status());
   const Simulation &simulation = *simulated;
-  if (!options.trace.empty())
-    throwOnError(writeFile(options.trace, traceOf(simulation)), kFailure);
+  if (Status status = options.trace.empty() ? Status() : writeFile(options.trace, traceOf(simulation)); !status.ok())
+    return status;
   if (options.format == "json") {
     Json secondsByKind = Json::object();
     for (int kind = 0; kind < 4; ++kind)
@@ -129,7 +132,7 @@ int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
                      {"lower_bound_terms", termsOf(simulation.lowerBound)},
                      {"ratio", ratio(simulation.seconds, simulation.lowerBoundSeconds)}});
     std::printf("%s\n", result.dump(2).c_str());
-    return kDone;
+    return {};
   }
   std::printf("simulated    %s\n", time(simulation.seconds).c_str());
   printLowerBound(simulation.lowerBound, simulation.lowerBoundSeconds, simulation.seconds);
@@ -142,7 +145,7 @@ int inspectSimulation(const Plan &plan, const InspectionOptions &options) {
   for (int kind = 0; kind < 4; ++kind)
     std::printf(" %s %s%s", kKinds[kind], time(simulation.secondsByKind[kind]).c_str(),
                 kind < 3 ? "," : " (each of its busiest rank)\n");
-  return kDone;
+  return {};
 }
 
 } // namespace reshard::report

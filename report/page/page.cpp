@@ -3,9 +3,6 @@
 
 #include "executor/load/load.h"
 #include "report/page/page_text.h"
-#include "report/page/tensors.h"
-#include "report/page/times.h"
-#include "report/page/traffic.h"
 #include "schema/flatbuffer_vectors.h"
 
 #include <nlohmann/json.hpp>
@@ -36,7 +33,7 @@ Json endpointsOf(const Manifest &manifest) {
   return endpoints;
 }
 
-Json dataOf(const Plan &plan, const std::optional<Topology> &topology) {
+Result<Json> dataOf(const Plan &plan, const std::optional<Topology> &topology) {
   const Manifest &manifest = plan.manifest();
   // Whole nodes, if the plan or the topology says how many ranks a node has.
   const auto upTo = [](uint32_t n, uint32_t by) { return (n + by - 1) / by; };
@@ -59,9 +56,14 @@ Json dataOf(const Plan &plan, const std::optional<Topology> &topology) {
                  {"remote", manifest.bytes_remote()},
                  {"storage", manifest.bytes_storage()}}},
                {"endpoints", endpointsOf(manifest)}};
-  data.update(trafficOf(plan, group));
-  data["tensors"] = tensorsOf(plan);
-  data["time"] = topology ? timesOf(plan, *topology, group) : Json();
+  Result<Json> traffic = trafficOf(plan, group);
+  Result<Json> tensors = traffic.ok() ? tensorsOf(plan) : traffic;
+  Result<Json> time = !tensors.ok() ? tensors : topology ? timesOf(plan, *topology, group) : Result<Json>(Json());
+  if (!time.ok())
+    return time;
+  data.update(*traffic);
+  data["tensors"] = std::move(*tensors);
+  data["time"] = std::move(*time);
   return data;
 }
 
@@ -72,8 +74,11 @@ void insert(std::string &page, std::string_view mark, std::string_view text) {
 
 } // namespace
 
-std::string pageOf(const Plan &plan, const std::optional<Topology> &topology) {
-  std::string data = dataOf(plan, topology).dump();
+Result<std::string> pageOf(const Plan &plan, const std::optional<Topology> &topology) {
+  const Result<Json> made = dataOf(plan, topology);
+  if (!made.ok())
+    return made.status();
+  std::string data = made->dump();
   for (size_t at = data.find('<'); at != std::string::npos; at = data.find('<', at))
     data.replace(at, 1, "\\u003c"); // the same text in JSON, and no tag
   std::string page(kPageText);

@@ -20,18 +20,12 @@ constexpr size_t kPieceBoxes = 16; // drawn for a piece
 
 } // namespace
 
-DrawnPieces::DrawnPieces(const Plan &plan, const std::vector<DrawnTensor> &tensors)
-    : plan_(plan), tensors_(tensors), paired_(plan), staged_(plan, paired_), contents_(plan.manifest()),
-      pieces_(tensors.size()) {
-  throwOnError(paired_.load(), kUsage);
-}
-
 void DrawnPieces::want(size_t tensor, SideRank to) {
   if (to.endpoint > 0 && known_.emplace(tensor, to).second)
     next_.emplace(tensor, to);
 }
 
-void DrawnPieces::find() {
+Status DrawnPieces::find() {
   while (!next_.empty()) { // each pass wants the ranks that forward to those of the pass before
     wanted_ = std::exchange(next_, {});
     std::set<uint32_t> ranks;
@@ -42,11 +36,12 @@ void DrawnPieces::find() {
     }
     ProgressLine progress("find the pieces");
     for (uint32_t rank = 0; rank < plan_.world(); ++rank) {
-      if (files || ranks.contains(rank)) // any rank may write a file
-        read(rank);
+      if (Status status = files || ranks.contains(rank) ? read(rank) : Status(); !status.ok()) // any may write a file
+        return status;
       progress.at(static_cast<double>(rank + 1) / plan_.world());
     }
   }
+  return {};
 }
 
 /// The buffers of a rank whose pieces are wanted, and their tensors.
@@ -66,41 +61,37 @@ std::map<uint32_t, std::vector<size_t>> DrawnPieces::buffersOf(uint32_t rank) co
   return buffers;
 }
 
-void DrawnPieces::read(uint32_t rank) {
+Status DrawnPieces::read(uint32_t rank) {
   const std::map<uint32_t, std::vector<size_t>> buffers = buffersOf(rank);
   if (buffers.empty())
-    return;
-  throwOnError(staged_.forEachMove(rank,
-                                   [&](const Move &move) {
-                                     const auto at = buffers.find(move.targetBuffer);
-                                     if (at != buffers.end() && !move.zero)
-                                       add(rank, move, at->second);
-                                   }),
-               kUsage);
+    return {};
+  Status added; // the first error
+  const Status moves = staged_.forEachMove(rank, [&](const Move &move) {
+    const auto at = buffers.find(move.targetBuffer);
+    if (at != buffers.end() && !move.zero && added.ok())
+      added = add(rank, move, at->second);
+  });
+  return added.ok() ? moves : added;
 }
 
-SideRank DrawnPieces::sideRankOf(uint32_t rank, uint32_t buffer) const {
-  const BufferRange *range = bufferRangeOf(paired_.segment(rank), buffer);
-  if (!range)
-    throw Failure{kUsage, "rank " + std::to_string(rank) + " sends bytes of its arena that no message brought there"};
-  return {range->endpoint(), plan_.manifest().endpoints()->Get(range->endpoint())->ranks()->Get(range->mesh_rank())};
+SideRank DrawnPieces::sideRankOf(const BufferRange &range) const {
+  return {range.endpoint(), plan_.manifest().endpoints()->Get(range.endpoint())->ranks()->Get(range.mesh_rank())};
 }
 
 /// Splits a move into elements of the tensors, and adds them to their pieces.
-void DrawnPieces::add(uint32_t rank, const Move &move, const std::vector<size_t> &tensors) {
+Status DrawnPieces::add(uint32_t rank, const Move &move, const std::vector<size_t> &tensors) {
   const Segment &segment = paired_.segment(rank);
   const BufferRange &range = *bufferRangeOf(segment, move.targetBuffer);
   const int64_t item =
       itemBytes(plan_.manifest().endpoints()->Get(range.endpoint())->params()->Get(range.param())->dtype());
-  const PieceRoute route{sideRankOf(move.sourceRank, move.sourceBuffer),
-                         sideRankOf(rank, move.targetBuffer),
-                         move.sourceRank,
-                         rank,
-                         move.message,
-                         move.relay,
-                         move.relayMessage};
+  const BufferRange *source = bufferRangeOf(paired_.segment(move.sourceRank), move.sourceBuffer);
+  if (!source)
+    return badPlan("rank " + std::to_string(move.sourceRank) +
+                   " sends bytes of its arena that no message brought there");
+  const PieceRoute route{sideRankOf(*source), sideRankOf(range), move.sourceRank,  rank,
+                         move.message,        move.relay,        move.relayMessage};
   if (!contents_.of(segment, move.targetBuffer, held_))
-    throw Failure{kUsage, "the layout of rank " + std::to_string(rank) + " has too many fragments to draw"};
+    return badPlan("the layout of rank " + std::to_string(rank) + " has too many fragments to draw");
   NestSplitter splitter(held_.sets(), work_);
   const SplitStatus status = splitter.run(nestOf(move, item), [&](const Fragment &fragment) {
     if (fragment.set->tag == 0)
@@ -125,9 +116,9 @@ void DrawnPieces::add(uint32_t rank, const Move &move, const std::vector<size_t>
     return true;
   });
   if (status != SplitStatus::done)
-    throw Failure{kUsage, "the moves to rank " + std::to_string(rank) +
-                              " do not match its layout: reshard-inspect "
-                              "--verify names the first wrong byte"};
+    return badPlan("the moves to rank " + std::to_string(rank) +
+                   " do not match its layout: reshard-inspect --verify names the first wrong byte");
+  return {};
 }
 
 } // namespace reshard::report

@@ -33,13 +33,17 @@ struct DrawnPiece {
 
 class DrawnPieces {
 public:
-  /// `tensors`: those that are drawn. Throws Failure if the plan's steps are inconsistent.
-  DrawnPieces(const Plan &plan, const std::vector<DrawnTensor> &tensors);
+  /// `tensors`: those that are drawn.
+  DrawnPieces(const Plan &plan, const std::vector<DrawnTensor> &tensors)
+      : plan_(plan), tensors_(tensors), paired_(plan), staged_(plan, paired_), contents_(plan.manifest()),
+        pieces_(tensors.size()) {}
+  /// Reads the plan's steps. Comes first.
+  Status load() { return paired_.load(); }
 
   /// Wants the pieces of a tensor that a target rank receives, and those of the ranks that forward them to it.
   void want(size_t tensor, SideRank to);
-  /// Finds all pieces that are wanted. Throws Failure.
-  void find();
+  /// Finds all pieces that are wanted.
+  Status find();
   /// The pieces of a tensor.
   const std::map<PieceRoute, DrawnPiece> &of(size_t tensor) const { return pieces_[tensor]; }
   /// The round of a message.
@@ -49,9 +53,9 @@ private:
   using Wanted = std::set<std::pair<size_t, SideRank>>;
 
   std::map<uint32_t, std::vector<size_t>> buffersOf(uint32_t rank) const;
-  void read(uint32_t rank);
-  void add(uint32_t rank, const verify::Move &move, const std::vector<size_t> &tensors);
-  SideRank sideRankOf(uint32_t rank, uint32_t buffer) const;
+  Status read(uint32_t rank);
+  Status add(uint32_t rank, const verify::Move &move, const std::vector<size_t> &tensors);
+  SideRank sideRankOf(const schema::BufferRange &range) const;
 
   const Plan &plan_;
   const std::vector<DrawnTensor> &tensors_;

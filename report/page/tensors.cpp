@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Draws one tensor of each pattern: what each rank class holds, and the pieces that move. The boxes of all tensors
 // share one limit, so that the page stays small.
-#include "report/page/tensors.h"
+#include "report/page/page.h"
 
 #include "report/page/pieces.h"
 #include "schema/flatbuffer_vectors.h"
@@ -48,7 +48,9 @@ public:
       : manifest_(plan.manifest()), tensors_(drawn(manifest_)), pieces_(plan, tensors_),
         tensorCount_(std::max<size_t>(tensors_.size(), 1)) {}
 
-  Json json() {
+  Result<Json> json() {
+    if (Status status = pieces_.load(); !status.ok())
+      return status;
     for (const DrawnTensor &tensor : tensors_) {
       sides_.emplace_back();
       for (const Endpoint *endpoint : *manifest_.endpoints())
@@ -57,7 +59,8 @@ public:
     }
     for (size_t t = 0; t < tensors_.size(); ++t)
       want(t);
-    pieces_.find();
+    if (Status status = pieces_.find(); !status.ok())
+      return status;
     Json result = Json::array();
     for (size_t t = 0; t < tensors_.size(); ++t) {
       const DrawnTensor &tensor = tensors_[t];
@@ -156,6 +159,6 @@ private:
 
 } // namespace
 
-nlohmann::ordered_json tensorsOf(const Plan &plan) { return Pictures(plan).json(); }
+Result<Json> tensorsOf(const Plan &plan) { return Pictures(plan).json(); }
 
 } // namespace reshard::report

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Makes the time line of the page from a simulation: one rank of each group, with few spans and few points of its
 // arena.
-#include "report/page/times.h"
-
+#include "base/work_deadline.h"
 #include "command/common.h"
-#include "executor/load/load.h"
-#include "report/page/arena.h"
+#include "executor/memory/chunks.h"
+#include "report/page/page.h"
+#include "report/simulate/simulate.h"
+#include "schema/flatbuffer_vectors.h"
 
 #include <nlohmann/json.hpp>
 
@@ -13,6 +14,8 @@
 #include <cmath>
 #include <deque>
 #include <map>
+#include <optional>
+#include <unordered_map>
 
 namespace reshard::report {
 
@@ -21,6 +24,155 @@ using namespace command;
 using Json = nlohmann::ordered_json;
 
 namespace {
+
+using namespace schema;
+
+/// The activities of one message, by chunk.
+struct MessageTimes {
+  std::vector<const Activity *> pack, transmit, unpack;
+};
+
+/// The activities of one rank.
+struct RankTimes {
+  std::unordered_map<uint32_t, MessageTimes> messages; // sent or received ones
+  std::vector<const Activity *> copies;                // its other steps, in their order
+};
+
+/// Bytes in use from a time on.
+struct ArenaPoint {
+  double seconds;
+  uint64_t bytes;
+};
+
+/// The bytes of a rank's arena that are in use, from time 0 to `end`, where the last entry is. In use are
+/// - a chunk of a staged message: of a send, from the begin of its packing until its bytes are sent; of a receive, from
+///   the begin of its transmission until it is unpacked;
+/// - relayed bytes and elements that are staged for quantization: from the begin of the message or copy that brings
+///   them until the last step that reads them has done so;
+/// - the memory of quantized views and of transformed params: always.
+class Arena {
+public:
+  Arena(const Manifest &manifest, const Segment &segment, const RankTimes &times, double end)
+      : segment_(segment), times_(times), end_(end) {
+    for (const BufferRange *range : orEmpty(segment.buffers()))
+      if (inArena(*manifest.endpoints()->Get(range->endpoint())->params()->Get(range->param())))
+        hold(0, end, range->count() * stagedBytes(*range));
+  }
+
+  std::vector<ArenaPoint> history() {
+    auto copy = times_.copies.begin();
+    for (const Step *step : orEmpty(segment_.steps()))
+      if (step->kind() == StepKind::send)
+        send(*step, times_.messages.at(step->message()));
+      else if (step->kind() == StepKind::recv)
+        receive(*step, times_.messages.at(step->message()));
+      else {
+        forEachOperand(step->first_input(), step->input_count(),
+                       [&](const Range &range) { read(range, (*copy)->end); });
+        forEachOperand(step->first_output(), step->output_count(),
+                       [&](const Range &range) { write(range, (*copy)->begin); });
+        ++copy;
+      }
+    for (const auto &[begin, held] : held_)
+      hold(held.from, held.until.value_or(end_), held.bytes);
+    std::vector<ArenaPoint> history{{0, 0}};
+    int64_t bytes = 0;
+    for (const auto &[seconds, change] : changes_) {
+      bytes += change;
+      if (history.back().seconds != seconds)
+        history.push_back({seconds, 0});
+      history.back().bytes = static_cast<uint64_t>(bytes);
+    }
+    if (history.back().seconds < end_)
+      history.push_back({end_, history.back().bytes});
+    return history;
+  }
+
+private:
+  /// A range of the arena that an operand uses. Its rows may have gaps.
+  struct Range {
+    uint64_t begin, end, bytes;
+  };
+  /// Bytes that a step wrote into the arena. Steps that read them follow.
+  struct Held {
+    uint64_t end, bytes;
+    double from;
+    std::optional<double> until; // the end of the last step so far that reads some of them
+  };
+
+  void send(const Step &step, const MessageTimes &times) {
+    const bool staged = step.staging() != UINT64_MAX;
+    for (uint64_t c = 0; staged && c < chunkCount(step); ++c)
+      hold(times.pack[c]->begin, times.transmit[c]->end, chunkBytes(step, c));
+    forEachOperand(step.first_input(), step.input_count(),
+                   [&](const Range &range) { read(range, (staged ? times.pack : times.transmit).back()->end); });
+  }
+
+  void receive(const Step &step, const MessageTimes &times) {
+    const bool staged = step.staging() != UINT64_MAX;
+    for (uint64_t c = 0; staged && c < chunkCount(step); ++c)
+      hold(times.transmit[c]->begin, times.unpack[c]->end, chunkBytes(step, c));
+    forEachOperand(step.first_output(), step.output_count(),
+                   [&](const Range &range) { write(range, (staged ? times.unpack : times.transmit).front()->begin); });
+  }
+
+  template <class Visit> void forEachOperand(uint32_t first, uint32_t count, Visit visit) const {
+    for (uint32_t i = first; i < first + count; ++i) {
+      WorkDeadline::spend(8);
+      const Operand &operand = *segment_.operands()->Get(i);
+      if (operand.buffer() != 0)
+        continue;
+      const Shape &shape = *segment_.shapes()->Get(operand.shape());
+      Range range{operand.offset(), operand.offset() + shape.row_bytes(), shape.row_bytes()};
+      for (uint32_t l = 0; l < shape.loop_count(); ++l) {
+        const Loop &loop = *segment_.loops()->Get(shape.first_loop() + l);
+        range.bytes *= loop.count();
+        (loop.stride() < 0 ? range.begin : range.end) += (loop.count() - 1) * static_cast<uint64_t>(loop.stride());
+      }
+      visit(range);
+    }
+  }
+
+  template <class Visit> void forEachHeld(const Range &range, Visit visit) {
+    auto at = held_.lower_bound(range.begin - std::min(range.begin, longest_));
+    while (at != held_.end() && at->first < range.end) {
+      WorkDeadline::spend(1);
+      const auto next = std::next(at);
+      if (at->second.end > range.begin)
+        visit(at);
+      at = next;
+    }
+  }
+
+  void read(const Range &range, double until) {
+    forEachHeld(range, [&](auto at) { at->second.until = std::max(at->second.until.value_or(0), until); });
+  }
+
+  /// Elements of one phase arrive in ranges that interleave, before any of them is read. So bytes that were read are
+  /// those of an earlier phase, which this range replaces.
+  void write(const Range &range, double from) {
+    forEachHeld(range, [&](auto at) {
+      if (!at->second.until)
+        return;
+      hold(at->second.from, *at->second.until, at->second.bytes);
+      held_.erase(at);
+    });
+    held_.emplace(range.begin, Held{range.end, range.bytes, from, std::nullopt});
+    longest_ = std::max(longest_, range.end - range.begin);
+  }
+
+  void hold(double from, double until, uint64_t bytes) {
+    changes_[from] += static_cast<int64_t>(bytes);
+    changes_[std::max(from, until)] -= static_cast<int64_t>(bytes);
+  }
+
+  const Segment &segment_;
+  const RankTimes &times_;
+  const double end_;
+  std::multimap<uint64_t, Held> held_; // by the begin of its range
+  uint64_t longest_ = 0;               // range in held_
+  std::map<double, int64_t> changes_;  // by how much the bytes in use change, by time
+};
 
 constexpr size_t kSpans = 240;       // for a rank
 constexpr size_t kArenaPoints = 240; // for a rank
@@ -122,31 +274,33 @@ struct RankLane {
   }
 };
 
-Json laneOf(const Plan &plan, int32_t rank, const RankLane &lane, double seconds) {
-  std::shared_ptr<const schema::Segment> segment;
-  throwOnError(plan.segment(static_cast<uint32_t>(rank), segment), kUsage);
+Result<Json> laneOf(const Plan &plan, int32_t rank, const RankLane &lane, double seconds) {
+  std::shared_ptr<const Segment> segment;
+  if (Status status = plan.segment(static_cast<uint32_t>(rank), segment); !status.ok())
+    return status;
   Json spans = Json::array(), arena = Json::array();
   for (const Span &span : spansOf(rank, lane.activities, seconds))
     spans.push_back({span.kind, nanoseconds(span.begin), nanoseconds(span.end - span.begin), span.peer, span.bytes});
   uint64_t most = 0;
-  const std::vector<ArenaPoint> history = arenaOverTime(plan.manifest(), *segment, lane.times, seconds);
+  const std::vector<ArenaPoint> history = Arena(plan.manifest(), *segment, lane.times, seconds).history();
   for (const ArenaPoint &use : history)
     most = std::max(most, use.bytes);
   for (const ArenaPoint &use : thinned(history, seconds))
     arena.push_back({nanoseconds(use.seconds), use.bytes});
-  return {{"rank", rank},
-          {"spans", std::move(spans)},
-          {"limit", segment->arena_bytes()},
-          {"most", most},
-          {"arena", std::move(arena)}};
+  return Json{{"rank", rank},
+              {"spans", std::move(spans)},
+              {"limit", segment->arena_bytes()},
+              {"most", most},
+              {"arena", std::move(arena)}};
 }
 
 } // namespace
 
-nlohmann::ordered_json timesOf(const Plan &plan, const Topology &topology, uint32_t group) {
+Result<Json> timesOf(const Plan &plan, const Topology &topology, uint32_t group) {
   ProgressLine progress("simulate");
   const Result<Simulation> simulated = simulate(plan, topology, [&](double fraction) { progress.at(fraction); });
-  throwOnError(simulated.status(), kUsage);
+  if (!simulated.ok())
+    return simulated.status();
   const std::vector<int32_t> ranks = drawnRanks(*simulated, plan.world(), group);
   std::map<int32_t, RankLane> byRank;
   for (const int32_t rank : ranks)
@@ -159,14 +313,18 @@ nlohmann::ordered_json timesOf(const Plan &plan, const Topology &topology, uint3
       at->second.add(activity);
   });
   Json lanes = Json::array(), terms = Json::object();
-  for (const auto &[rank, lane] : byRank)
-    lanes.push_back(laneOf(plan, rank, lane, simulated->seconds));
+  for (const auto &[rank, lane] : byRank) {
+    Result<Json> drawn = laneOf(plan, rank, lane, simulated->seconds);
+    if (!drawn.ok())
+      return drawn;
+    lanes.push_back(std::move(*drawn));
+  }
   for (const LowerBoundTerm &term : simulated->lowerBound)
     terms[term.name] = term.seconds;
-  return {{"seconds", simulated->seconds},
-          {"bound", simulated->lowerBound.empty() ? Json() : Json(simulated->lowerBoundSeconds)},
-          {"terms", terms},
-          {"lanes", lanes}};
+  return Json{{"seconds", simulated->seconds},
+              {"bound", simulated->lowerBound.empty() ? Json() : Json(simulated->lowerBoundSeconds)},
+              {"terms", terms},
+              {"lanes", lanes}};
 }
 
 } // namespace reshard::report

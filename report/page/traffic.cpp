@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sums the bytes between groups of ranks, and lists for each cell the patterns and messages with most bytes.
-#include "report/page/traffic.h"
+#include "report/page/page.h"
 
 #include "base/work_deadline.h"
 #include "command/common.h"
@@ -69,11 +69,12 @@ public:
       : plan_(plan), group_(group), side_((plan.world() + group - 1) / group),
         cells_(static_cast<size_t>(side_) * side_), most_(side_) {}
 
-  void read() {
+  Status read() {
     ProgressLine progress("read the plan");
     for (uint32_t rank = 0; rank < plan_.world(); ++rank) {
       std::shared_ptr<const Segment> segment;
-      throwOnError(plan_.segment(rank, segment), kUsage);
+      if (Status status = plan_.segment(rank, segment); !status.ok())
+        return status;
       std::array<uint64_t, 4> totals = {0, 0, 0, segment->arena_bytes()};
       for (const Step *step : orEmpty(segment->steps())) {
         WorkDeadline::spend(16);
@@ -89,6 +90,7 @@ public:
         }
       progress.at(static_cast<double>(rank + 1) / plan_.world());
     }
+    return {};
   }
 
   Json json() const {
@@ -162,10 +164,10 @@ private:
 
 } // namespace
 
-nlohmann::ordered_json trafficOf(const Plan &plan, uint32_t group) {
+Result<Json> trafficOf(const Plan &plan, uint32_t group) {
   Moves moves(plan, group);
-  moves.read();
-  return moves.json();
+  const Status status = moves.read();
+  return status.ok() ? Result<Json>(moves.json()) : status;
 }
 
 } // namespace reshard::report

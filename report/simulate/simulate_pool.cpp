@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Simulates the reads of all engine replicas of a pool, from the trainer and from each other.
-#include "report/simulate/simulate_pool.h"
-
 #include "base/work_deadline.h"
 #include "report/simulate/pull_ranges.h"
+#include "report/simulate/simulate.h"
 
 #include <algorithm>
 #include <queue>

@@ -30,11 +30,10 @@ TEST(StatusTest, SuccessHasNoMessage) {
 }
 
 TEST(StatusTest, AnErrorHasAKindAndAMessage) {
-  const std::pair<Status, ErrorKind> errors[] = {{failed("x"), ErrorKind::failed},
-                                                 {timedOut("x"), ErrorKind::timedOut},
-                                                 {invalid("x"), ErrorKind::invalid},
-                                                 {badPlan("x"), ErrorKind::badPlan},
-                                                 {badBinding("x"), ErrorKind::badBinding}};
+  const std::pair<Status, ErrorKind> errors[] = {
+      {failed("x"), ErrorKind::failed},         {timedOut("x"), ErrorKind::timedOut},
+      {invalid("x"), ErrorKind::invalid},       {badPlan("x"), ErrorKind::badPlan},
+      {badBinding("x"), ErrorKind::badBinding}, {negative("x"), ErrorKind::negative}};
   for (const auto &[error, kind] : errors) {
     EXPECT_FALSE(error.ok());
     EXPECT_EQ(error.kind(), kind);

@@ -246,9 +246,8 @@ void inspectAll(const std::string &path) {
     options.format = "text";
     options.timeout = kDeadline;
     try {
-      inspect(options);
-    } catch (const Failure &) { // main() of the command reports these
-    } catch (const std::exception &) {
+      [[maybe_unused]] const Status status = inspect(options);
+    } catch (const std::exception &) { // main() of the command reports these
     }
   }
 }

@@ -250,7 +250,7 @@ private:
                          .transport = options_.traits().processes ? "processes" : "threads",
                          .rank = ranks_.empty() ? 0 : ranks_[0],
                          .options = {{"max-shard-size", std::to_string(options_.shardBytes)},
-                                     {"copied files", valueOf(digestOf(modelFiles_))},
+                                     {"copied files", valueOrThrow(digestOf(modelFiles_))},
                                      {"objects", carried_.digest()},
                                      {"renamed tensors", options_.renames.text()}},
                          .files = journalFiles(source),
@@ -426,13 +426,13 @@ private:
       printNotes(source.notes());
     throwOnError(checkOutside(target_, source_), kUsage);
     if (!options_.copy.empty() && first())
-      modelFiles_ = valueOf(findModelFiles(options_.copy));
+      modelFiles_ = valueOrThrow(findModelFiles(options_.copy));
     ObjectRules rules = options_.objects;
     rules.allowExtra = !options_.allow.empty();
     storedReplicas_ = !source.storedReplicas().empty();
     throwOnError(carried_.choose(*plan_, source_, source.objects(), rules, left_), kUsage);
     verifySource();
-    folder = valueOf(NewFolder::open(target_, number, first(), options_.resume));
+    folder = valueOrThrow(NewFolder::open(target_, number, first(), options_.resume));
     for (uint32_t e = 1; e < endpoints.size() && first() && !folder->resumed(); ++e) {
       fs::create_directory(path(e));
       if (endpoints.Get(e)->storage())
@@ -473,7 +473,8 @@ private:
     if (options_.traits().processes)
       throw Failure{kUsage, "--synthesize --source=DIR writes files from one process, expected --transport=" +
                                 std::string(transports().front().name)};
-    const std::unique_ptr<NewFolder> folder = valueOf(NewFolder::open(options_.source, NewFolder::ownNumber(), true));
+    const std::unique_ptr<NewFolder> folder =
+        valueOrThrow(NewFolder::open(options_.source, NewFolder::ownNumber(), true));
     Memory memory(*plan_);
     throwOnError(memory.createFiles(0, folder->temporary(), options_.shardBytes), kFailure);
     const ResidentMemoryLimit limit({&memory}, options_.memory);
