@@ -1,30 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The deadline of a command's own work: synthesis, checks, proofs. The executor has the deadline of a run.
+// The deadline of a command's own work: synthesis, checks, proofs. The executor passes a Deadline.
 #pragma once
 
+#include "base/status.h"
+
 #include <cstdint>
-#include <stdexcept>
+#include <functional>
 #include <string>
 
 namespace reshard {
 
-/// The deadline of a command's own work has passed.
-struct DeadlinePassed : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
-/// While this object lives, work in any thread that exceeds the deadline throws a DeadlinePassed that names the
-/// unfinished work. A process may have one such object at a time.
 class WorkDeadline {
 public:
-  /// `what`: "the check"; 0 seconds: no deadline.
-  WorkDeadline(const std::string &what, double seconds);
-  ~WorkDeadline();
-  WorkDeadline(const WorkDeadline &) = delete;
-  WorkDeadline &operator=(const WorkDeadline &) = delete;
+  /// The status of work(), or a timedOut error that names it (`what`: "the check") if it takes longer than `seconds`;
+  /// 0: no deadline. Ends the work on all threads of parallelFor(). A process does one such work at a time.
+  static Status run(const std::string &what, double seconds, const std::function<Status()> &work);
 
   /// Every loop whose length depends on a plan calls this with its approximate number of steps; the clock is read once
-  /// in a while.
+  /// in a while. The work ends with an exception that run() alone catches: visitors of layouts return nothing.
   static void spend(int64_t steps) {
     left_ -= steps;
     if (left_ < 0)

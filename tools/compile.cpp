@@ -359,17 +359,20 @@ private:
       if (const Status status = Plan::open(path, plan); !status.ok())
         throw Failure{kNegative,
                       "the plan cannot be opened, and was not written: " + withOwnName(status.message(), path)};
-      const WorkDeadline deadline("the proof", seconds);
-      ProgressLine progress("verify");
-      const VerifyResult result =
-          verifyPlan(*plan, [&](double fraction) { progress.at(fraction); }, options_.compile.jobs);
+      VerifyResult result;
+      const Status inTime = WorkDeadline::run("the proof", seconds, [&] {
+        ProgressLine progress("verify");
+        result = verifyPlan(*plan, [&](double fraction) { progress.at(fraction); }, options_.compile.jobs);
+        return Status();
+      });
       if (!result.error.empty() && !result.tooLarge)
         throw Failure{kNegative, "the plan is wrong, and was not written: " + withOwnName(result.error, path)};
       unproven = result.error;
-    } catch (const DeadlinePassed &) {
-      char text[96];
-      std::snprintf(text, sizeof text, "the proof did not finish within %g s (--verify-seconds)", seconds);
-      unproven = text;
+      if (!inTime.ok()) {
+        char text[96];
+        std::snprintf(text, sizeof text, "the proof did not finish within %g s (--verify-seconds)", seconds);
+        unproven = text;
+      }
     } catch (const std::bad_alloc &exception) {
       unproven = explain(exception, " in 'verify'");
     }

@@ -34,10 +34,9 @@ struct CommandLine {
 };
 
 /// --job: compiles the layouts of the job, with the options that the plan holds, and compares them with the plan's.
-void verifyJob(const InspectionOptions &inspection, const std::string &job) {
-  const reshard::WorkDeadline deadline("the comparison with the job", inspection.timeout);
+reshard::Status verifyJob(const std::string &path, const std::string &job) {
   std::unique_ptr<reshard::Plan> plan;
-  throwOnError(reshard::Plan::open(inspection.plan, plan), kUsage);
+  throwOnError(reshard::Plan::open(path, plan), kUsage);
   reshard::CompileOptions options;
   const auto inputs = reshard::inputsOf(plan->manifest().input());
   if (inputs) {
@@ -57,13 +56,13 @@ void verifyJob(const InspectionOptions &inspection, const std::string &job) {
   const bool good = compileJob(job, options, result, diagnostics);
   printDiagnostics(diagnostics.text());
   if (!good)
-    throw Failure{kUsage, "cannot compile '" + job + "'"};
+    return reshard::invalid("cannot compile '" + job + "'");
   const std::vector<std::byte> manifest = reshard::layoutManifest(result.module);
   const std::string found =
       layoutDifference(plan->manifest(), *flatbuffers::GetSizePrefixedRoot<reshard::schema::Manifest>(manifest.data()));
-  if (!found.empty())
-    throw Failure{kNegative, "the plan is not that of '" + job + "': " + found +
-                                 (inputs ? "" : "; the plan does not hold the --set and --allow of its job")};
+  return found.empty() ? reshard::Status()
+                       : reshard::negative("the plan is not that of '" + job + "': " + found +
+                                           (inputs ? "" : "; the plan does not hold the --set and --allow of its job"));
 }
 
 /// Sets an option of another integer type than setNumber() does.
@@ -164,7 +163,8 @@ int run(CommandLine &options) {
     }
   }
   if (!options.job.empty())
-    verifyJob(report, options.job);
+    throwOnError(reshard::WorkDeadline::run("the comparison with the job", report.timeout,
+                                            [&] { return verifyJob(report.plan, options.job); }));
   if (kind == FileKind::checkpoint)
     throwOnError(inspectCheckpoint(report.plan, report.param, report.format == "json"), kUsage);
   else

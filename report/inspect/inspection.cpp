@@ -479,8 +479,7 @@ Status inspect(const InspectionOptions &options) {
                            : !options.explain.empty() ? "the explanation"
                            : options.topology         ? "the simulation"
                                                       : "the summary";
-  const WorkDeadline deadline(what, options.timeout);
-  return printReport(*plan, options);
+  return WorkDeadline::run(what, options.timeout, [&] { return printReport(*plan, options); });
 }
 
 } // namespace reshard::report

@@ -9,17 +9,19 @@
 using namespace reshard;
 
 TEST(WorkDeadline, EndsWorkOnEveryThread) {
-  try {
-    const WorkDeadline deadline("the check", 0.05);
+  const Status late = WorkDeadline::run("the check", 0.05, [] {
     parallelFor(4, 4, [](size_t) {
       while (true)
         WorkDeadline::spend(1000);
     });
-    FAIL();
-  } catch (const DeadlinePassed &passed) {
-    EXPECT_STREQ(passed.what(), "the check did not finish within the deadline of 0.05 s (--timeout)");
-  }
+    return Status();
+  });
+  EXPECT_TRUE(late.timedOut());
+  EXPECT_EQ(late.message(), "the check did not finish within the deadline of 0.05 s (--timeout)");
   WorkDeadline::spend(1 << 30); // the deadline no longer exists
-  const WorkDeadline none("nothing", 0);
-  WorkDeadline::spend(1 << 30);
+  const Status none = WorkDeadline::run("nothing", 0, [] {
+    WorkDeadline::spend(1 << 30);
+    return negative("no");
+  });
+  EXPECT_EQ(none.kind(), ErrorKind::negative);
 }

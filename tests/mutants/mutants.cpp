@@ -261,8 +261,12 @@ Verdict verdictOf(const std::string &path, MemoryFile *output) {
   }
   std::string proof;
   try {
-    const WorkDeadline deadline("the proof", kDeadline);
-    proof = verifyPlan(*plan, [](double) {}).error;
+    const Status inTime = WorkDeadline::run("the proof", kDeadline, [&] {
+      proof = verifyPlan(*plan, [](double) {}).error;
+      return Status();
+    });
+    if (!inTime.ok())
+      return {undone, "the proof: " + inTime.message()};
   } catch (const std::exception &exception) {
     return {undone, "the proof: " + explain(exception)};
   }

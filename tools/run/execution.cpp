@@ -376,13 +376,14 @@ private:
   /// all processes write.
   void checkFiles(const Memory &source, const Memory &target, const ResidentMemoryLimit &limit) {
     const double begin = now();
-    const WorkDeadline deadline("the check", options_.timeout);
-    ProgressLine progress("check");
-    const CompareProcess among = ranks_.empty() ? CompareProcess() : CompareProcess{ranks_[0], plan_->world()};
-    CompareWatch watch{[&](double fraction) { progress.at(fraction); }, [&] { limit.check(); }};
-    if (options_.memory > 0)
-      watch.copies = std::min(watch.copies, options_.memory / 4);
-    result_ = compare(*plan_, source.rankMemories(), target.rankMemories(), threads_, watch, among);
+    inTime("the check", [&] {
+      ProgressLine progress("check");
+      const CompareProcess among = ranks_.empty() ? CompareProcess() : CompareProcess{ranks_[0], plan_->world()};
+      CompareWatch watch{[&](double fraction) { progress.at(fraction); }, [&] { limit.check(); }};
+      if (options_.memory > 0)
+        watch.copies = std::min(watch.copies, options_.memory / 4);
+      result_ = compare(*plan_, source.rankMemories(), target.rankMemories(), threads_, watch, among);
+    });
     trace_.add("check", begin);
   }
 
@@ -459,11 +460,11 @@ private:
     if (!first() || !source.checkpoint() || !fs::is_directory(source_))
       return;
     const double begin = now();
-    const WorkDeadline deadline("the comparison with integrity.json", options_.timeout);
-    ProgressLine progress("compare with integrity.json");
-    const Result<size_t> files = verifyIntegrity(source_, threads_, [&](double fraction) { progress.at(fraction); });
-    throwOnError(files.status(), kUsage);
-    verified_ = *files;
+    inTime("the comparison with integrity.json", [&] {
+      ProgressLine progress("compare with integrity.json");
+      verified_ =
+          valueOrThrow(verifyIntegrity(source_, threads_, [&](double fraction) { progress.at(fraction); }), kUsage);
+    });
     if (verified_ > 0)
       trace_.add("compare with integrity.json", begin);
   }
@@ -478,12 +479,7 @@ private:
     Memory memory(*plan_);
     throwOnError(memory.createFiles(0, folder->temporary(), options_.shardBytes), kFailure);
     const ResidentMemoryLimit limit({&memory}, options_.memory);
-    const WorkDeadline deadline("writing the source's files", options_.timeout);
-    ProgressLine progress("write");
-    for (size_t i = 0; i < memory.rankMemories().size(); ++i) {
-      synthesize(*plan_, memory.rankMemories()[i], options_.seed, threads_);
-      progress.at(static_cast<double>(i + 1) / static_cast<double>(memory.rankMemories().size()));
-    }
+    synthesizeAll(memory, options_.seed, "writing the source's files", "write");
     throwOnError(folder->commit());
     std::printf("  wrote %zu file(s) to %s\n", memory.rankMemories().size(), options_.source.c_str());
   }
@@ -493,16 +489,16 @@ private:
     if (options_.synthesize)
       fill(source, options_.seed, true);
     const double begin = now();
-    const WorkDeadline deadline("the comparison of replicas", options_.timeout);
-    ProgressLine progress("compare replicas");
-    ReplicaResult result = compareReplicas(*plan_, source.rankMemories(), threads_,
-                                           {[&](double fraction) { progress.at(fraction); }, [&] { limit.check(); }});
-    const std::vector<StoredReplica> &stored = source.storedReplicas();
-    const Result<StoredReplicaResult> files =
-        compareStoredReplicas(source_, stored, threads_, [&](double fraction) { progress.at(fraction); });
-    throwOnError(files.status(), kUsage);
-    result.comparedBytes += files->comparedBytes;
-    result.differences.insert(result.differences.end(), files->differences.begin(), files->differences.end());
+    ReplicaResult result;
+    inTime("the comparison of replicas", [&] {
+      ProgressLine progress("compare replicas");
+      const auto at = [&](double fraction) { progress.at(fraction); };
+      result = compareReplicas(*plan_, source.rankMemories(), threads_, {at, [&] { limit.check(); }});
+      const StoredReplicaResult files =
+          valueOrThrow(compareStoredReplicas(source_, source.storedReplicas(), threads_, at), kUsage);
+      result.comparedBytes += files.comparedBytes;
+      result.differences.insert(result.differences.end(), files.differences.begin(), files.differences.end());
+    });
     trace_.add("compare replicas", begin);
     constexpr size_t kShown = 20;
     for (size_t i = 0; i < result.differences.size() && i < kShown; ++i)
@@ -603,16 +599,29 @@ private:
     }
   }
 
+  /// Does work of this process within its deadline.
+  template <class Work> void inTime(const char *what, const Work &work) const {
+    throwOnError(WorkDeadline::run(what, options_.timeout, [&] {
+      work();
+      return Status();
+    }));
+  }
+
+  void synthesizeAll(const Memory &memory, uint64_t seed, const char *what, const char *activity) const {
+    inTime(what, [&] {
+      ProgressLine progress(activity);
+      for (size_t i = 0; i < memory.rankMemories().size(); ++i) {
+        synthesize(*plan_, memory.rankMemories()[i], seed, threads_);
+        progress.at(static_cast<double>(i + 1) / static_cast<double>(memory.rankMemories().size()));
+      }
+    });
+  }
+
   /// Fills the source. Targets are not cleared: under the second seed they hold the values of the first, which the run
   /// must overwrite.
   void fill(const Memory &source, uint64_t seed, bool first) {
     const double begin = now();
-    const WorkDeadline deadline("the synthesis", options_.timeout);
-    ProgressLine progress("synthesize");
-    for (size_t i = 0; i < source.rankMemories().size(); ++i) {
-      synthesize(*plan_, source.rankMemories()[i], seed, threads_);
-      progress.at(static_cast<double>(i + 1) / static_cast<double>(source.rankMemories().size()));
-    }
+    synthesizeAll(source, seed, "the synthesis", "synthesize");
     trace_.add(first ? "synthesize" : "synthesize again", begin);
   }
 
@@ -633,13 +642,14 @@ private:
 
   void checkSynthesized(const Memory &target, uint64_t seed) {
     const double begin = now();
-    const WorkDeadline deadline("the check", options_.timeout);
-    ProgressLine progress("check");
-    Reference reference(*plan_, seed);
-    for (size_t i = 0; i < target.rankMemories().size(); ++i) {
-      result_.add(check(*plan_, target.rankMemories()[i], reference, threads_));
-      progress.at(static_cast<double>(i + 1) / static_cast<double>(target.rankMemories().size()));
-    }
+    inTime("the check", [&] {
+      ProgressLine progress("check");
+      Reference reference(*plan_, seed);
+      for (size_t i = 0; i < target.rankMemories().size(); ++i) {
+        result_.add(check(*plan_, target.rankMemories()[i], reference, threads_));
+        progress.at(static_cast<double>(i + 1) / static_cast<double>(target.rankMemories().size()));
+      }
+    });
     trace_.add("check", begin);
   }
 
