@@ -46,6 +46,16 @@ SAME_TYPE = {"Loop": "around rows, in the IR and in the kernels; the IR's also s
 # A name that a class qualifies, as Node::Kind, may be there MAX_NESTED times, but for words that say nothing alone.
 MAX_NESTED = 4
 QUALIFIED = ("Kind", "State", "Loop")
+# Exceptions are for the edge of commands and for C++ programs that use the library; all else returns a Status, a Result
+# or an llvm::Expected. Patterns of files that may throw, with the reason of those that are neither.
+THROWS = {
+    r"command/.*|tools/\w+\.cpp|include/reshard/reshard\.hpp": "the edge",
+    r"tools/run/execution\.cpp": "the run of reshard-exec: its failures end it on all processes",
+    r"base/work_deadline\.cpp": "a deadline ends work at any depth; WorkDeadline::run() returns it as a Status",
+    r"base/yaml/parse\.cpp": "yaml-cpp calls back, and stops at an exception only; caught in the same file",
+    r"ir/parse\.cpp": "an error of the text ends the recursive descent; caught in the same file",
+    r"verify/check/tensor_values\.cpp": "no memory, as `new` reports it",
+}
 # A comment has a subject of its own: a reader need not keep the noun of three lines before. These begin without one.
 HEADLESS = ("of", "that", "those", "whose", "which", "who")
 # A .cpp file of more lines opens with what it does, in one to three sentences.
@@ -74,12 +84,19 @@ looked = 0
 
 words = re.compile("|".join(rf"\b({pattern})\b" for pattern in WORDS), re.IGNORECASE)
 names = re.compile("|".join(rf"\b({pattern})\b" for pattern in NAMES))
+throws = re.compile(r"\b(throw\w*|valueOrThrow)\b(?!;)")  # not `throw;`, which passes on what `new` threw
+edge = re.compile("|".join(THROWS))
+throwing: set[str] = set()
 for name in files(TEXT):
     looked += 1
     for line, content in enumerate((root / name).read_text(errors="replace").splitlines(), 1):
         if found := words.search(apart(content)):
             instead = next(plain for word, plain in WORDS.items() if re.fullmatch(word, found[0], re.IGNORECASE))
             problems.append(f"{name}:{line}: '{found[0]}': write {instead}")
+        if name.endswith(CPP) and name.startswith(PRODUCTION) and (found := throws.search(code(content))):
+            throwing.add(name)
+            if not edge.fullmatch(name):
+                problems.append(f"{name}:{line}: '{found[0]}': return a Status, a Result or an llvm::Expected")
         if name.endswith(CPP) and (found := names.search(code(content))):
             instead = next(plain for word, plain in NAMES.items() if re.fullmatch(word, found[0]))
             problems.append(f"{name}:{line}: '{found[0]}': write {instead}")
@@ -112,6 +129,10 @@ for kind, places in sorted(qualified.items()):
 for kind in SAME_TYPE:
     if len(defined[kind]) < 2:
         problems.append(f"SAME_TYPE: {kind} is defined once only; remove it")
+
+for pattern in THROWS:
+    if not any(re.fullmatch(pattern, name) for name in throwing):
+        problems.append(f"THROWS: {pattern} throws nothing; remove it")
 
 print("\n".join(problems))
 if looked < 400:

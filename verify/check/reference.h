@@ -29,27 +29,18 @@ public:
   using Pointer = std::shared_ptr<const Value>;
   explicit Cache(size_t most) : most_(most) {}
   template <class Make, class Size> Pointer get(const Key &key, Make make, Size size) {
-    std::promise<Pointer> promise;
-    std::shared_future<Pointer> known;
-    {
-      const std::lock_guard lock(mutex_);
-      const auto [at, added] = known_.try_emplace(key);
-      if (added)
-        at->second = promise.get_future().share();
-      else
-        known = at->second;
-    }
-    if (known.valid())
+    std::packaged_task<Pointer()> task(make);
+    std::unique_lock lock(mutex_);
+    const auto [at, added] = known_.try_emplace(key);
+    if (added)
+      at->second = task.get_future().share();
+    const std::shared_future<Pointer> known = at->second;
+    lock.unlock();
+    if (!added)
       return known.get();
-    Pointer value;
-    try {
-      value = make();
-    } catch (...) { // waiting threads get the same exception
-      promise.set_exception(std::current_exception());
-      throw;
-    }
-    promise.set_value(value);
-    const std::lock_guard lock(mutex_);
+    task(); // waiting threads get its value, or the same exception
+    const Pointer value = known.get();
+    lock.lock();
     bytes_ += size(*value);
     if (bytes_ > most_) {
       known_.clear();
