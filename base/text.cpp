@@ -85,6 +85,13 @@ constexpr struct {
 
 } // namespace
 
+std::string oneOf(const std::vector<std::string> &names, const std::string &quote) {
+  std::string text;
+  for (size_t i = 0; i < names.size(); ++i)
+    text += (i == 0 ? "" : i + 1 < names.size() ? ", " : " or ") + quote + names[i] + quote;
+  return text;
+}
+
 std::string humanBytes(double bytes) {
   const char *units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   size_t unit = 0;

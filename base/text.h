@@ -37,6 +37,9 @@ private:
 /// near, "; known here: a, b, c" for a short list, else "".
 std::string suggestion(std::string_view name, const std::vector<std::string> &known);
 
+/// One of these, for error and help texts: "'threads', 'mpi' or 'ucx'".
+std::string oneOf(const std::vector<std::string> &names, const std::string &quote = "'");
+
 /// "1.1 GiB", "512 B".
 std::string humanBytes(double bytes);
 

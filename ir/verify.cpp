@@ -137,9 +137,9 @@ private:
       require(axis.size > 0 && axis.stride > 0, endpoint.role, " axis '", axis.name, "' has size ", axis.size,
               " and stride ", axis.stride, ", expected at least 1 of both");
     const bool source = &endpoint == layout_.endpoints.data(),
-               chunks = source ? endpoint.format != StorageFormat::safetensors : writesChunks(endpoint.format);
-    require(endpoint.format == StorageFormat::safetensors || endpoint.checkpoint, endpoint.role,
-            " has the storage format '", name(endpoint.format), "', expected it in a checkpoint");
+               chunks = source ? storesChunks(endpoint.format) : writesChunks(endpoint.format);
+    require(!storesChunks(endpoint.format) || endpoint.checkpoint, endpoint.role, " has the storage format '",
+            name(endpoint.format), "', expected it in a checkpoint");
     require(!endpoint.checkpoint || (endpoint.storage && (endpoint.meshRanks() == 1 || chunks)), endpoint.role,
             " is a checkpoint with ", endpoint.meshRanks(), " mesh ranks", (endpoint.storage ? "" : ", not in storage"),
             ", expected one, in storage");

@@ -264,11 +264,11 @@ private:
     if (endpoint_->format() > StorageFormat::MAX)
       return fail(role_ + " has the storage format " + std::to_string(static_cast<int>(endpoint_->format())) +
                   ", expected at most " + std::to_string(static_cast<int>(StorageFormat::MAX)));
-    if (endpoint_->format() != StorageFormat::safetensors && !endpoint_->checkpoint())
-      return fail(role_ + " has the storage format '" + kStorageFormatNames[static_cast<size_t>(endpoint_->format())] +
-                  "', expected it in a checkpoint");
+    const reshard::StorageFormat format = formatOf(*endpoint_);
+    if (storesChunks(format) && !endpoint_->checkpoint())
+      return fail(role_ + " has the storage format '" + name(format) + "', expected it in a checkpoint");
     const bool source = endpoint_ == manifest_.endpoints()->Get(0),
-               chunks = source ? endpoint_->format() != StorageFormat::safetensors : writesChunks(formatOf(*endpoint_));
+               chunks = source ? storesChunks(format) : writesChunks(format);
     if (endpoint_->checkpoint() && (!endpoint_->storage() || (meshRanks != 1 && !chunks)))
       return fail(role_ + " is a checkpoint with " + std::to_string(meshRanks) + " mesh ranks" +
                   (endpoint_->storage() ? "" : ", not in storage") + ", expected one, in storage");

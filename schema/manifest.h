@@ -67,9 +67,9 @@ inline bool bindable(const Param &param) { return !param.view() && !transformed(
 /// A mesh rank in texts: "rank 3", of a storage endpoint "file 3", or "stored chunk 3" in formats with chunks.
 /// `number`: its entry of Endpoint::ranks.
 inline std::string meshRankText(const Endpoint &endpoint, uint32_t number) {
-  return (endpoint.format() != StorageFormat::safetensors ? "stored chunk "
-          : endpoint.storage()                            ? "file "
-                                                          : "rank ") +
+  return (storesChunks(formatOf(endpoint)) ? "stored chunk "
+          : endpoint.storage()             ? "file "
+                                           : "rank ") +
          std::to_string(number);
 }
 inline std::string meshRankName(const Endpoint &endpoint, uint32_t meshRank) {

@@ -38,12 +38,9 @@ static_assert(uint8_t(OverflowRule::error) == uint8_t(reshard::OverflowRule::err
               uint8_t(OverflowRule::saturate) == uint8_t(reshard::OverflowRule::saturate) &&
               uint8_t(OverflowRule::infinity) == uint8_t(reshard::OverflowRule::infinity) &&
               size_t(OverflowRule::MAX) + 1 == std::size(kOverflowRuleNames));
-static_assert(uint8_t(StorageFormat::safetensors) == uint8_t(reshard::StorageFormat::safetensors) &&
-              uint8_t(StorageFormat::dcp_safetensors) == uint8_t(reshard::StorageFormat::dcp_safetensors) &&
-              uint8_t(StorageFormat::dcp) == uint8_t(reshard::StorageFormat::dcp) &&
-              uint8_t(StorageFormat::megatron) == uint8_t(reshard::StorageFormat::megatron) &&
-              uint8_t(StorageFormat::torch_save) == uint8_t(reshard::StorageFormat::torch_save) &&
-              size_t(StorageFormat::MAX) + 1 == std::size(kStorageFormatNames));
+#define STORAGE_FORMAT(format, number, ...) static_assert(uint8_t(StorageFormat::format) == number);
+#include "base/formats/storage_formats.def"
+static_assert(size_t(StorageFormat::MAX) + 1 == std::size(kStorageFormats));
 static_assert(uint8_t(StepKind::copy) == 0 && uint8_t(StepKind::send) == 1 && uint8_t(StepKind::recv) == 2 &&
               uint8_t(StepKind::fill) == 3 && uint8_t(StepKind::reduce) == 4);
 

@@ -32,7 +32,7 @@ llvm::Expected<StoredFiles> readRankFiles(const StoredRequest &request) {
 } // namespace
 
 llvm::Expected<StoredFiles> readStoredFiles(StoredRequest request, StorageFormat planned, const Renames &renames) {
-  if (planned != StorageFormat::safetensors) {
+  if (storesChunks(planned)) {
     request.required = request.required || request.checkpoint;
     if (!request.format)
       request.format = planned;
@@ -44,8 +44,7 @@ llvm::Expected<StoredFiles> readStoredFiles(StoredRequest request, StorageFormat
   if (request.checkpoint) {
     if (!request.required) {
       const Result<StorageFormat> format = recognizeCheckpoint(request.path);
-      if (!format.ok() ||
-          (*format == StorageFormat::safetensors && request.format.value_or(*format) == StorageFormat::safetensors))
+      if (!format.ok() || (!storesChunks(*format) && !storesChunks(request.format.value_or(*format))))
         return StoredFiles{};
     }
     Result<StoredCheckpoint> stored = readStoredCheckpoint(request.path, request.format);

@@ -1,45 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
-// The formats of files that a storage endpoint may have, by the number that plans store.
+// The formats of storage_formats.def as a table.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace reshard {
 
+/// By the number that plans store.
 enum class StorageFormat : uint8_t {
-  safetensors,     ///< one file, or a folder as Hugging Face writes it; with a mesh one file for each mesh rank
-  dcp_safetensors, ///< torch.distributed.checkpoint's HuggingFaceStorageWriter(save_distributed=True)
-  dcp,             ///< torch.distributed.checkpoint
-  megatron,        ///< Megatron-Core's torch_dist: dcp and metadata.json
-  torch_save,      ///< one file of torch.save
+#define STORAGE_FORMAT(format, number, ...) format = number,
+#include "base/formats/storage_formats.def"
 };
 
-/// In YAML, IR text and reports.
-inline constexpr const char *kStorageFormatNames[] = {"safetensors", "dcp-safetensors", "dcp", "megatron",
-                                                      "torch-save"};
-/// In text for people.
-inline constexpr const char *kStorageFormatTitles[] = {"safetensors", "DCP safetensors", "DCP", "Megatron torch_dist",
-                                                       "torch.save"};
+/// A row of the table.
+struct StorageFormatRow {
+  StorageFormat format;
+  const char *name, *title;
+  bool stored, chunks, file, split; // as in storage_formats.def
+};
+inline constexpr StorageFormatRow kStorageFormats[] = {
+#define STORAGE_FORMAT(format, number, ...) {StorageFormat::format, __VA_ARGS__},
+#include "base/formats/storage_formats.def"
+};
 
-constexpr const char *name(StorageFormat format) { return kStorageFormatNames[static_cast<size_t>(format)]; }
-constexpr const char *titleOf(StorageFormat format) { return kStorageFormatTitles[static_cast<size_t>(format)]; }
-
-/// Whether reshard writes a tensor of a checkpoint in several chunks. Readers of `safetensors` and `dcp_safetensors`
-/// load parts of a chunk, so that one is enough; a `torch_save` file has whole tensors.
-constexpr bool writesChunks(StorageFormat format) {
-  return format == StorageFormat::dcp || format == StorageFormat::megatron;
+constexpr const StorageFormatRow &rowOf(StorageFormat format) {
+  const StorageFormatRow *row = kStorageFormats;
+  while (row->format != format)
+    ++row;
+  return *row;
 }
+constexpr const char *name(StorageFormat format) { return rowOf(format).name; }
+constexpr const char *titleOf(StorageFormat format) { return rowOf(format).title; }
+constexpr bool storesChunks(StorageFormat format) { return rowOf(format).stored; }
+constexpr bool writesChunks(StorageFormat format) { return rowOf(format).chunks; }
 
 /// The format of a name; nullopt if there is none.
 constexpr std::optional<StorageFormat> storageFormatNamed(std::string_view name) {
-  for (size_t i = 0; i < std::size(kStorageFormatNames); ++i)
-    if (name == kStorageFormatNames[i])
-      return static_cast<StorageFormat>(i);
+  for (const StorageFormatRow &row : kStorageFormats)
+    if (name == row.name)
+      return row.format;
   return std::nullopt;
+}
+
+/// A text of each row, by number; with `which` of the rows that have this property.
+inline std::vector<std::string> storageFormatTexts(const char *StorageFormatRow::*text,
+                                                   bool StorageFormatRow::*which = nullptr) {
+  std::vector<std::string> texts;
+  for (size_t number = 0; number < std::size(kStorageFormats); ++number)
+    if (const StorageFormatRow &row = rowOf(static_cast<StorageFormat>(number)); !which || row.*which)
+      texts.emplace_back(row.*text);
+  return texts;
 }
 
 } // namespace reshard

@@ -252,13 +252,14 @@ private:
     if (const Node *named = fields.find("format")) {
       format = storageFormatNamed(named->kind == Node::Kind::scalar ? named->text : "");
       if (!format)
-        refuse(*named, "safetensors, dcp-safetensors, dcp, megatron or torch-save", "'format' of 'storage'",
-               diagnostics_);
+        refuse(*named, oneOf(storageFormatTexts(&StorageFormatRow::name), ""), "'format' of 'storage'", diagnostics_);
     }
     if (const Node *chunk = fields.find("chunk")) {
       if (endpoint.role == "source" || (!fields.find("format")) || (format && !writesChunks(*format)))
         diagnostics_.error(chunk->at,
-                           "unexpected 'chunk': only a target of format dcp or megatron is written in chunks");
+                           "unexpected 'chunk': only a target of format " +
+                               oneOf(storageFormatTexts(&StorageFormatRow::name, &StorageFormatRow::chunks), "") +
+                               " is written in chunks");
       else
         endpoint.chunkBytes = readBytes(*chunk, "'chunk'", diagnostics_);
     }
@@ -269,7 +270,7 @@ private:
   /// Reads what the files of a source contain: for `dtype: stored`, and to find the chunks of other formats than
   /// Hugging Face's.
   void readStoredFiles(std::optional<StorageFormat> format, EndpointDeclaration &endpoint) {
-    const bool other = format && *format != StorageFormat::safetensors;
+    const bool other = format && storesChunks(*format);
     if (endpoint.form.storedAt && (!endpoint.storage || endpoint.role != "source"))
       return diagnostics_.error(
           *endpoint.form.storedAt,

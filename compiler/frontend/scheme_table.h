@@ -2,6 +2,8 @@
 // The sharding schemes of schemes.def as a table.
 #pragma once
 
+#include "base/text.h"
+
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -37,10 +39,7 @@ inline std::string schemesWith(bool SchemeRow::*property) {
   for (const SchemeRow &row : kSchemes)
     if (row.*property)
       names.emplace_back(row.name);
-  std::string text = names[0];
-  for (size_t i = 1; i < names.size(); ++i)
-    text += (i + 1 < names.size() ? ", " : " or ") + names[i];
-  return text;
+  return oneOf(names, "");
 }
 
 } // namespace reshard

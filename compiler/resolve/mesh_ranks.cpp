@@ -58,7 +58,7 @@ bool independent(const ir::Endpoint &endpoint, std::vector<unsigned> axes) {
 std::string meshRankText(const ir::Endpoint &endpoint, int64_t meshRank) {
   if (!endpoint.storage)
     return "rank " + std::to_string(endpoint.ranks[meshRank]);
-  return (endpoint.format == StorageFormat::safetensors ? "file " : "stored chunk ") + std::to_string(meshRank);
+  return (storesChunks(endpoint.format) ? "stored chunk " : "file ") + std::to_string(meshRank);
 }
 
 } // namespace reshard

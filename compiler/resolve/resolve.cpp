@@ -390,7 +390,7 @@ std::optional<ir::Layout> resolve(const Job &job, Diagnostics &diagnostics, cons
       params.add(param);
     declared.at.push_back(params.locations());
     declared.forms.push_back(params.forms());
-    if (declaration.files && endpoint.format != StorageFormat::safetensors && diagnostics.errors() == errorsBefore)
+    if (declaration.files && storesChunks(endpoint.format) && diagnostics.errors() == errorsBefore)
       placeStoredChunks(layout, tensors, context, {declared.at.back(), declared.forms.back()}, diagnostics);
     else if (!context.source() && writesChunks(endpoint.format) && diagnostics.errors() == errorsBefore)
       cutIntoChunks(tensors, context, declared.forms.back(), diagnostics);

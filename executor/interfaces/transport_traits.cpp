@@ -61,11 +61,4 @@ std::vector<std::string> transportDevices(const WhichTransports &which) {
   return column(&TransportTraits::device, which);
 }
 
-std::string oneOf(const std::vector<std::string> &names, const std::string &quote) {
-  std::string text;
-  for (size_t i = 0; i < names.size(); ++i)
-    text += (i == 0 ? "" : i + 1 < names.size() ? ", " : " or ") + quote + names[i] + quote;
-  return text;
-}
-
 } // namespace reshard

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "base/status.h"
+#include "base/text.h"
 
 #include <functional>
 #include <span>
@@ -57,8 +58,5 @@ using WhichTransports = std::function<bool(const TransportTraits &)>;
 /// The names, or the devices, of the rows for which `which` holds, in the order of the table, each once.
 std::vector<std::string> transportNames(const WhichTransports &which = [](const TransportTraits &) { return true; });
 std::vector<std::string> transportDevices(const WhichTransports &which = [](const TransportTraits &) { return true; });
-
-/// One of these, for error and help texts: "'threads', 'mpi' or 'ucx'".
-std::string oneOf(const std::vector<std::string> &names, const std::string &quote = "'");
 
 } // namespace reshard

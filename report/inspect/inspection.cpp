@@ -110,7 +110,7 @@ void printSummary(const Json &s) {
       size(s["manifest_bytes"]).c_str(), size(s["largest_segment"]["bytes"]).c_str(),
       text(s["largest_segment"]["rank"]).c_str(), number(s["world"], "rank").c_str());
   for (const Json &endpoint : s["endpoints"]) {
-    const bool chunks = endpoint["storage"] && endpoint["format"] != "safetensors";
+    const bool chunks = endpoint["storage"] && storesChunks(*storageFormatNamed(text(endpoint["format"])));
     std::printf("%-10s %s %s: %s, %s (%s), axes %s\n", text(endpoint["role"]).c_str(),
                 chunks                ? (text(endpoint["format"]) + " chunks").c_str()
                 : endpoint["storage"] ? "files"
