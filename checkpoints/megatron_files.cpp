@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads the two JSON files, and compares the hash of each file of the folder with that of `integrity.json`.
-#include "checkpoints/readers.h"
-
+// Megatron-Core's torch_dist: a checkpoint of torch.distributed.checkpoint with the format and its version in
+// `metadata.json`, the common state in `common.pt`, and with `verify_integrity` the hashes of all files in
+// `integrity.json`.
+#include "base/atomic_file.h"
 #include "base/hash.h"
 #include "base/input_file.h"
 #include "base/libraries.h"
 #include "base/parallel.h"
-#include "base/system_error.h"
 #include "base/work_deadline.h"
 #include "checkpoints/object_reader.h"
+#include "checkpoints/stored_format.h"
+#include "checkpoints/torch_archive.h"
 
 #include <algorithm>
-#include <fcntl.h>
+#include <cctype>
 #include <filesystem>
 #include <map>
 #include <optional>
 #include <set>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -30,6 +30,8 @@ namespace {
 constexpr uint64_t kMaxText = 100'000'000;
 constexpr const char *kManifest = "integrity.json";
 constexpr const char *kFormat = "metadata.json";
+/// The file of the common state: what is neither a tensor nor an object of one rank. It is an object of this name.
+constexpr const char *kCommon = "common.pt";
 
 /// Reads a JSON object of a file.
 Status readObject(const std::string &path, ObjectReader &reader) {
@@ -114,34 +116,96 @@ Result<std::optional<std::map<std::string, std::string>>> readManifest(const std
 /// The SHA-256 hash of a regular file, in hexadecimal digits. The file is not mapped, so that it does not count as
 /// resident memory.
 Result<std::string> hashOfFile(const std::string &path) {
-  constexpr size_t kPiece = 1 << 20;
-  const int file = uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
-  struct stat status{};
-  if (file < 0)
-    return systemError("open", path);
-  const auto close = [&](Status result) {
-    ::close(file);
-    return result;
-  };
-  if (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode))
-    return close(failed("'" + path + "' is not a regular file"));
+  constexpr uint64_t kPiece = 1 << 20;
+  const Result<InputFile> file = InputFile::open(path);
+  if (!file.ok())
+    return file.status();
   std::vector<char> piece(kPiece);
   Sha256 sha;
-  for (;;) {
-    const ssize_t bytes = uninterrupted([&] { return ::read(file, piece.data(), piece.size()); });
-    if (bytes < 0)
-      return close(systemError("read", path));
-    if (bytes == 0)
-      break;
-    sha.add(piece.data(), static_cast<size_t>(bytes));
-    WorkDeadline::spend(bytes);
+  for (uint64_t at = 0; at < file->bytes(); at += kPiece) {
+    const uint64_t bytes = std::min(kPiece, file->bytes() - at);
+    if (Status status = file->read(at, piece.data(), bytes); !status.ok())
+      return status;
+    sha.add(piece.data(), bytes);
+    WorkDeadline::spend(static_cast<int64_t>(bytes));
   }
-  ::close(file);
   const auto hash = sha.finish();
   return hash.ok() ? Result<std::string>(hexadecimal(*hash)) : Result<std::string>(hash.status());
 }
 
+/// Whether a text is integers with dots between them.
+bool isPosition(std::string_view text) {
+  bool digit = false;
+  for (const char c : text) {
+    if (c == '.' ? !digit : !std::isdigit(static_cast<unsigned char>(c)))
+      return false;
+    digit = c != '.';
+  }
+  return digit;
+}
+
+/// Whether a name is that of a ShardedObject of Megatron-Core: `key/shard_OFFSET_SHAPE`.
+bool isShardedObject(std::string_view name) {
+  constexpr std::string_view kShard = "/shard_";
+  const size_t at = name.find('/');
+  if (at == 0 || at == std::string_view::npos || !name.substr(at).starts_with(kShard))
+    return false;
+  const std::string_view rest = name.substr(at + kShard.size());
+  const size_t between = rest.find('_');
+  return between != std::string_view::npos && isPosition(rest.substr(0, between)) &&
+         isPosition(rest.substr(between + 1));
+}
+
+Result<bool> hasFormat(const std::string &folder, bool) {
+  return hasEntry(folder + "/.metadata") && hasEntry(folder + "/" + kFormat);
+}
+
+Status readMegatron(const std::string &folder, StoredCheckpoint &checkpoint) {
+  if (Status status = checkMegatronFormat(folder); !status.ok())
+    return status;
+  if (Status status = readDcp(folder, checkpoint); !status.ok())
+    return status;
+  if (const std::string path = folder + "/" + kCommon; hasEntry(path)) {
+    const Result<InputFile> common = InputFile::open(path);
+    if (!common.ok())
+      return common.status();
+    checkpoint.objects[kCommon] = {kCommon, 0, common->bytes()};
+  }
+  return checkIntegrity(folder, checkpoint);
+}
+
+/// The common state is empty if it is not among the objects.
+Status createMegatron(const std::string &folder, const NewCheckpoint &checkpoint) {
+  constexpr std::string_view kCommonObject = "common_state/shard_0_1"; // in place of `common.pt`, from 0.18 on
+  const std::vector<ObjectSpec> &objects = checkpoint.objects;
+  std::vector<ObjectSpec> sharded = objects;
+  std::erase_if(sharded, [](const ObjectSpec &object) { return object.name == kCommon; });
+  if (Status status = createDcp(folder, {checkpoint.tensors, sharded, checkpoint.fileBytes}); !status.ok())
+    return status;
+  const std::string common = folder + "/" + kCommon;
+  const auto named = [&](std::string_view name) {
+    return std::find_if(objects.begin(), objects.end(), [&](const ObjectSpec &object) { return object.name == name; });
+  };
+  Status status;
+  if (const auto given = named(kCommon); given != objects.end())
+    status = writeFile(common, std::string(given->data));
+  else if (named(kCommonObject) == objects.end())
+    status = createTorchFile(common, {});
+  if (!status.ok())
+    return status;
+  return writeFile(folder + "/" + kFormat, R"({"sharded_backend": "torch_dist", "sharded_backend_version": 1, )"
+                                           R"("common_backend": "torch", "common_backend_version": 1})");
+}
+
+const char *refusalOfObject(std::string_view name) {
+  return name == kCommon || isShardedObject(name) ? nullptr
+                                                  : "Megatron-Core's objects have names such as 'key/shard_0_1'";
+}
+
 } // namespace
+
+const StoredFormat formats::megatron = {
+    .fits = hasFormat, .read = readMegatron, .create = createMegatron, .refusal = refusalOfObject};
 
 Status checkMegatronFormat(const std::string &folder) {
   const std::string path = folder + "/" + kFormat;

@@ -6,6 +6,7 @@
 #include "base/atomic_file.h"
 #include "base/input_file.h"
 #include "checkpoints/object_reader.h"
+#include "checkpoints/stored_format.h"
 
 #include <nlohmann/json.hpp>
 
@@ -43,29 +44,6 @@ private:
   void add(const std::string &file) {
     if (depth() == 1 && found && keyAt(0) == "weight_map")
       files.emplace_back(keyAt(1), file);
-  }
-};
-
-/// Sharding information: {tensor: {saved_offsets: [numbers]}}.
-class ShardingReader : public ObjectReader {
-public:
-  std::map<std::string, std::vector<int64_t>> offsets;
-  bool valid = true; // whether all offsets are numbers that fit
-
-private:
-  bool inOffsets() const { return depth() == 2 && keyAt(1) == "saved_offsets"; }
-  void onText(const std::string &) override { onOther(); }
-  void onNumber(uint64_t number) override {
-    if (std::vector<int64_t> *found = inOffsets() && number <= kMaxDataBytes ? &offsets[keyAt(0)] : nullptr;
-        found && found->size() <= kMaxDimensions) // one more is an error later
-      found->push_back(static_cast<int64_t>(number));
-    else
-      onOther();
-  }
-  void onOther() override { valid = valid && !inOffsets(); }
-  void onBegin(bool array) override {
-    if (depth() == 1 && array && keyAt(1) == "saved_offsets")
-      offsets[keyAt(0)]; // a scalar has no numbers, but an entry
   }
 };
 
@@ -218,15 +196,6 @@ Status readSafetensors(const std::string &path, Checkpoint &checkpoint, bool wri
     return failed("'" + path + "': damaged: the file has " + std::to_string(contents.bytes) +
                   " bytes of data, but its tensors have " + std::to_string(next));
   return {};
-}
-
-Result<std::map<std::string, std::vector<int64_t>>> readShardingInfo(std::string_view text, const std::string &path) {
-  ShardingReader reader;
-  if (Status status = reader.read(path, text); !status.ok())
-    return status;
-  if (!reader.valid)
-    return failed("'" + path + "': DCP_SHARDING_INFO: 'saved_offsets' are not unsigned integers");
-  return std::move(reader.offsets);
 }
 
 Result<std::vector<std::string>> safetensorsFiles(const std::string &folder) {
@@ -418,11 +387,8 @@ Status readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool wr
   return both ? compareSingle(folder, checkpoint) : Status();
 }
 
-namespace {
-
-/// `metadata`: the first "key":value of the header, or empty.
-Status createFile(const std::string &path, const std::vector<TensorSpec> &unordered, const std::string &metadata,
-                  Checkpoint &checkpoint) {
+Status createSafetensors(const std::string &path, const std::vector<TensorSpec> &unordered,
+                         const std::string &metadata) {
   // Largest elements first, as in the safetensors package: then every tensor is aligned to its elements.
   std::vector<TensorSpec> tensors = unordered;
   std::stable_sort(tensors.begin(), tensors.end(), [](const TensorSpec &a, const TensorSpec &b) {
@@ -441,42 +407,61 @@ Status createFile(const std::string &path, const std::vector<TensorSpec> &unorde
   header.resize((header.size() + 7) / 8 * 8, ' ');
   const uint64_t headerBytes = header.size(), total = 8 + headerBytes + next;
   const std::string_view length(reinterpret_cast<const char *>(&headerBytes), 8);
-  Result<MappedFile> file = MappedFile::create(path, total, {{0, length}, {8, header}});
-  if (!file.ok())
-    return file.status();
-  std::byte *data = file->data();
-  checkpoint.files.push_back(std::move(*file));
-  std::byte *at = data + 8 + headerBytes;
-  for (const TensorSpec &tensor : tensors) {
-    checkpoint.tensors[tensor.name] = {path, tensor.dtype, tensor.shape, at, tensor.bytes};
-    at += tensor.bytes;
+  return MappedFile::create(path, total, {{0, length}, {8, header}}).status();
+}
+
+void addTensors(const Checkpoint &files, const std::string &folder, StoredCheckpoint &checkpoint) {
+  for (const MappedFile &file : files.files)
+    checkpoint.files[folder.empty() ? std::string() : file.path().substr(folder.size() + 1)] = file.status();
+  for (const auto &[name, view] : files.tensors) {
+    StoredChunk chunk{std::vector<int64_t>(view.shape.size(), 0), view.shape, {}, 0, static_cast<uint64_t>(view.bytes)};
+    for (const MappedFile &file : files.files)
+      if (view.data >= file.data() && view.data <= file.data() + file.bytes())
+        chunk.begin = static_cast<uint64_t>(view.data - file.data());
+    if (!folder.empty())
+      chunk.file = view.file.substr(folder.size() + 1);
+    checkpoint.tensors[name] = {view.dtype, view.shape, {chunk}};
   }
+}
+
+namespace {
+
+bool beginsWithHeader(std::string_view file) { return file.size() > 8 && file[8] == '{'; }
+
+Result<bool> hasSafetensors(const std::string &folder, bool preferred) {
+  if (hasEntry(folder + "/model.safetensors.index.json") || hasEntry(folder + "/model.safetensors"))
+    return true;
+  const Result<std::vector<std::string>> files = preferred ? std::vector<std::string>() : safetensorsFiles(folder);
+  return files.ok() ? Result(!files->empty()) : files.status();
+}
+
+Status readFiles(const std::string &path, StoredCheckpoint &checkpoint) {
+  const bool folder = std::filesystem::is_directory(path);
+  Checkpoint files;
+  if (Status status = folder ? readCheckpoint(path, files) : readSafetensors(path, files); !status.ok())
+    return status;
+  addTensors(files, folder ? path : std::string(), checkpoint);
+  checkpoint.notes = std::move(files.notes);
   return {};
 }
 
-} // namespace
-
-Status createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint) {
-  return createFile(path, tensors, "", checkpoint);
-}
-
-Status createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
-                        Checkpoint &checkpoint) {
+/// Creates one model.safetensors, or several files and an index.
+Status createFiles(const std::string &folder, const NewCheckpoint &checkpoint) {
   constexpr const char *kMetadata =
       R"("__metadata__":{"format":"pt"})"; // as save_pretrained writes it; some versions of transformers require it
-  const std::vector<std::vector<TensorSpec>> files = splitIntoFiles(tensors, fileBytes);
-  int64_t total = 0;
-  for (const TensorSpec &tensor : tensors)
-    total += tensor.bytes;
+  const std::vector<std::vector<TensorSpec>> files = checkpoint.files();
   if (files.size() == 1)
-    return createFile(folder + "/model.safetensors", files[0], kMetadata, checkpoint);
+    return createSafetensors(folder + "/model.safetensors", files[0], kMetadata);
+  int64_t total = 0;
   std::string map;
   for (size_t i = 0; i < files.size(); ++i) {
     char name[64];
     std::snprintf(name, sizeof name, "model-%05zu-of-%05zu.safetensors", i + 1, files.size());
-    for (const TensorSpec &tensor : files[i])
+    for (const TensorSpec &tensor : files[i]) {
+      total += tensor.bytes;
       map += (map.empty() ? "" : ",\n") + ("    " + nlohmann::json(tensor.name).dump() + ": \"" + name + "\"");
-    if (Status status = createFile(folder + "/" + name, files[i], kMetadata, checkpoint); !status.ok())
+    }
+    if (Status status = createSafetensors(folder + "/" + name, files[i], kMetadata); !status.ok())
       return status;
   }
   const std::string text = "{\n  \"metadata\": {\n    \"total_size\": " + std::to_string(total) +
@@ -484,35 +469,13 @@ Status createCheckpoint(const std::string &folder, const std::vector<TensorSpec>
   return writeFile(folder + "/model.safetensors.index.json", text);
 }
 
-Status createDcpSafetensors(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
-                            Checkpoint &checkpoint) {
-  const std::vector<std::vector<TensorSpec>> files = splitIntoFiles(tensors, fileBytes);
-  for (size_t i = 0; i < files.size(); ++i) {
-    nlohmann::json info = nlohmann::json::object();
-    for (const TensorSpec &tensor : files[i])
-      info[tensor.name]["saved_offsets"] = std::vector<int64_t>(tensor.shape.size(), 0);
-    const nlohmann::json metadata = {{"DCP_SHARDING_INFO", info.dump()}, {"DCP_VERSION", "1.0"}, {"format", "pt"}};
-    char name[96];
-    std::snprintf(name, sizeof name, "shard-00001-model-%05zu-of-%05zu.safetensors", i + 1, files.size());
-    if (Status status = createFile(folder + "/" + name, files[i], "\"__metadata__\":" + metadata.dump(), checkpoint);
-        !status.ok())
-      return status;
-  }
-  return {};
-}
+} // namespace
 
-std::vector<std::vector<TensorSpec>> splitIntoFiles(const std::vector<TensorSpec> &tensors, int64_t fileBytes) {
-  std::vector<std::vector<TensorSpec>> files(1);
-  int64_t filled = 0;
-  for (const TensorSpec &tensor : tensors) {
-    if (filled > 0 && filled + tensor.bytes > fileBytes) {
-      files.emplace_back();
-      filled = 0;
-    }
-    files.back().push_back(tensor);
-    filled += tensor.bytes;
-  }
-  return files;
-}
+const StoredFormat formats::safetensors = {.folderTexts = {"'model.safetensors.index.json'", "files '*.safetensors'"},
+                                           .fileText = "safetensors",
+                                           .begins = beginsWithHeader,
+                                           .fits = hasSafetensors,
+                                           .read = readFiles,
+                                           .create = createFiles};
 
 } // namespace reshard::checkpoints

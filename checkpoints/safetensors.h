@@ -47,11 +47,6 @@ struct Checkpoint {
 /// the file and the tensor.
 Status readSafetensors(const std::string &path, Checkpoint &checkpoint, bool writable = false);
 
-/// Reads the text of `DCP_SHARDING_INFO`, {tensor: {saved_offsets: [numbers]}}, in the metadata of files that
-/// torch.distributed.checkpoint writes: by tensor, where the part in this file begins in the tensor. `path` begins the
-/// errors.
-Result<std::map<std::string, std::vector<int64_t>>> readShardingInfo(std::string_view text, const std::string &path);
-
 /// Adds the tensors of a Hugging Face checkpoint folder: model.safetensors.index.json and its files, or
 /// model.safetensors. Every file must have the tensors that the index assigns to it, and no tensor that the index
 /// lacks; a tensor that the index assigns to another file is left out, with a note. If there is a model.safetensors
@@ -64,21 +59,10 @@ Status readCheckpoint(const std::string &folder, Checkpoint &checkpoint, bool wr
 /// The names of the files of a folder that end with `.safetensors`, sorted.
 Result<std::vector<std::string>> safetensorsFiles(const std::string &folder);
 
-/// Creates a file of its final size with its header and maps it for writing; the data is zero. Tensors are sorted by
-/// element size, largest first, so that each is aligned to its elements.
-Status createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint);
-
-/// Creates a checkpoint: one model.safetensors, or files of at most `fileBytes` and an index.
-Status createCheckpoint(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
-                        Checkpoint &checkpoint);
-
-/// Creates a checkpoint as torch.distributed.checkpoint's HuggingFaceStorageWriter(save_distributed=True) writes it,
-/// with one chunk for each tensor, in files of at most `fileBytes`.
-Status createDcpSafetensors(const std::string &folder, const std::vector<TensorSpec> &tensors, int64_t fileBytes,
-                            Checkpoint &checkpoint);
-
-/// The tensors by file, in order: each file has at most `fileBytes`, or one tensor.
-std::vector<std::vector<TensorSpec>> splitIntoFiles(const std::vector<TensorSpec> &tensors, int64_t fileBytes);
+/// Creates a file of its final size with its header; the data is zero. Tensors are sorted by element size, largest
+/// first, so that each is aligned to its elements. `metadata`: the first "key":value of the header, or empty.
+Status createSafetensors(const std::string &path, const std::vector<TensorSpec> &tensors,
+                         const std::string &metadata = {});
 
 /// "rank-00007.safetensors"
 std::string rankFile(uint32_t rank);

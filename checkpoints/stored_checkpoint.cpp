@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recognizes the format of a folder by its files and calls its reader. Then it checks, for every format, that the
-// chunks of each tensor cover the tensor once.
+// Asks the formats in turn whether a file or a folder is theirs, and calls the reader of the one that says so. Checks,
+// for every format, that the chunks of each tensor cover the tensor once.
 #include "checkpoints/stored_checkpoint.h"
 
 #include "base/hash.h"
 #include "base/input_file.h"
 #include "base/random.h"
-#include "checkpoints/dcp_writer.h"
-#include "checkpoints/readers.h"
-#include "checkpoints/safetensors.h"
-#include "checkpoints/torch_archive.h"
+#include "base/text.h"
+#include "checkpoints/stored_format.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -21,8 +19,11 @@ namespace fs = std::filesystem;
 
 namespace {
 
-constexpr size_t kHeaderAt = 8;               // where the JSON of a safetensors file begins
-constexpr const char *kShardsVersion = "1.0"; // the version in HuggingFaceStorageWriter's files
+/// In the order in which they are asked.
+constexpr std::pair<StorageFormat, const StoredFormat *> kFormats[] = {
+#define STORAGE_FORMAT(format, ...) {StorageFormat::format, &formats::format},
+#include "base/formats/storage_formats.def"
+};
 
 bool overlap(const StoredChunk &a, const StoredChunk &b) {
   for (size_t d = 0; d < a.offsets.size(); ++d)
@@ -123,147 +124,6 @@ void sortChunks(StoredTensor &tensor) {
   }
 }
 
-/// Adds the tensors of safetensors files that are whole tensors.
-void addWhole(const Checkpoint &files, const std::string &folder, StoredCheckpoint &checkpoint) {
-  for (const MappedFile &file : files.files)
-    checkpoint.files[folder.empty() ? std::string() : file.path().substr(folder.size() + 1)] = file.status();
-  for (const auto &[name, view] : files.tensors) {
-    StoredChunk chunk{std::vector<int64_t>(view.shape.size(), 0), view.shape, {}, 0, static_cast<uint64_t>(view.bytes)};
-    for (const MappedFile &file : files.files)
-      if (view.data >= file.data() && view.data <= file.data() + file.bytes())
-        chunk.begin = static_cast<uint64_t>(view.data - file.data());
-    if (!folder.empty())
-      chunk.file = view.file.substr(folder.size() + 1);
-    checkpoint.tensors[name] = {view.dtype, view.shape, {chunk}};
-  }
-}
-
-/// Adds the chunks of one file of HuggingFaceStorageWriter(save_distributed=True).
-Status addShards(const std::string &folder, const std::string &file, StoredCheckpoint &checkpoint) {
-  const std::string path = folder + "/" + file;
-  Checkpoint shards;
-  if (Status status = readSafetensors(path, shards); !status.ok())
-    return status;
-  const auto info = shards.metadata.find("DCP_SHARDING_INFO");
-  if (info == shards.metadata.end())
-    return failed("'" + path + "': its header has no 'DCP_SHARDING_INFO', but other files of the folder have");
-  const auto offsets = readShardingInfo(info->second, path);
-  if (!offsets.ok())
-    return offsets.status();
-  if (const auto version = shards.metadata.find("DCP_VERSION"); version != shards.metadata.end()) {
-    if (version->second != kShardsVersion)
-      return failed("'" + path + "': unknown DCP_VERSION '" + version->second + "', expected '" + kShardsVersion + "'");
-    checkpoint.version = version->second;
-  }
-  StoredCheckpoint whole;
-  addWhole(shards, folder, whole);
-  checkpoint.files.merge(whole.files);
-  for (auto &[name, shard] : whole.tensors) {
-    const auto at = offsets->find(name);
-    if (at == offsets->end() || at->second.size() != shard.shape.size())
-      return failed("'" + path + "': tensor '" + name + "': 'DCP_SHARDING_INFO' has no offset for each of its " +
-                    std::to_string(shard.shape.size()) + " dimensions");
-    StoredChunk &chunk = shard.chunks[0];
-    chunk.offsets = at->second;
-    StoredTensor &tensor = checkpoint.tensors.try_emplace(name, StoredTensor{shard.dtype, {}, {}}).first->second;
-    if (tensor.chunks.empty())
-      tensor.shape.resize(shard.shape.size());
-    if (tensor.dtype != shard.dtype || tensor.shape.size() != shard.shape.size())
-      return failed("'" + path + "': tensor '" + name + "' has another dtype or rank than in '" +
-                    tensor.chunks[0].file + "'");
-    for (size_t d = 0; d < tensor.shape.size(); ++d) {
-      int64_t end = 0;
-      if (__builtin_add_overflow(chunk.offsets[d], chunk.lengths[d], &end))
-        return failed("'" + path + "': tensor '" + name + "': its offset is too large");
-      tensor.shape[d] = std::max(tensor.shape[d], end); // the format does not state the whole shape
-    }
-    tensor.chunks.push_back(std::move(chunk));
-  }
-  return {};
-}
-
-/// Files of HuggingFaceStorageWriter(save_distributed=True).
-Status readShards(const std::string &folder, StoredCheckpoint &checkpoint) {
-  const Result<std::vector<std::string>> files = safetensorsFiles(folder);
-  if (!files.ok())
-    return files.status();
-  for (const std::string &file : *files)
-    if (Status status = addShards(folder, file, checkpoint); !status.ok())
-      return status;
-  for (const auto &[name, tensor] : checkpoint.tensors)
-    if (Status status = checkChunks(name, tensor, "'" + folder + "'"); !status.ok())
-      return status;
-  return {};
-}
-
-Status addFolder(const std::string &folder, StoredCheckpoint &checkpoint) {
-  Checkpoint whole;
-  if (Status status = readCheckpoint(folder, whole); !status.ok())
-    return status;
-  addWhole(whole, folder, checkpoint);
-  checkpoint.notes = std::move(whole.notes);
-  return {};
-}
-
-Status readSingle(const std::string &path, StoredCheckpoint &checkpoint) {
-  Checkpoint single;
-  if (Status status = readSafetensors(path, single); !status.ok())
-    return status;
-  addWhole(single, {}, checkpoint);
-  return {};
-}
-
-/// Megatron-Core's common state is beside the tensors.
-Status readMegatron(const std::string &folder, StoredCheckpoint &checkpoint) {
-  if (Status status = checkMegatronFormat(folder); !status.ok())
-    return status;
-  if (Status status = readDcp(folder, checkpoint); !status.ok())
-    return status;
-  const std::string path = folder + "/" + kMegatronCommon;
-  if (!hasEntry(path))
-    return {};
-  const Result<InputFile> common = InputFile::open(path);
-  if (!common.ok())
-    return common.status();
-  checkpoint.objects[kMegatronCommon] = {kMegatronCommon, 0, common->bytes()};
-  return {};
-}
-
-/// Whether the first safetensors file of a folder, if it has one, is one of
-/// HuggingFaceStorageWriter(save_distributed=True).
-Result<bool> hasShards(const std::string &folder) {
-  const Result<std::vector<std::string>> files = safetensorsFiles(folder);
-  if (!files.ok() || files->empty())
-    return files.ok() ? Result(false) : files.status();
-  Checkpoint first;
-  if (Status status = readSafetensors(folder + "/" + files->front(), first); !status.ok())
-    return status;
-  return first.metadata.contains("DCP_SHARDING_INFO");
-}
-
-/// Whether a folder has the files by which a format is recognized. Several formats may fit. A torch_dist
-/// checkpoint is no `dcp`, because that would lose `common.pt`.
-bool hasFilesOf(const std::string &folder, StorageFormat format) {
-  const auto has = [&](const std::string &file) { return hasEntry(folder + "/" + file); };
-  switch (format) {
-  case StorageFormat::safetensors:
-    return has("model.safetensors.index.json") || has("model.safetensors");
-  case StorageFormat::dcp:
-    return has(".metadata") && !(has("metadata.json") && (!InputFile::open(folder + "/metadata.json").ok() ||
-                                                          checkMegatronFormat(folder).ok()));
-  case StorageFormat::megatron:
-    return has(".metadata") && has("metadata.json");
-  case StorageFormat::torch_save:
-    return has(kTorchFile) || hasTorchRanks(folder);
-  case StorageFormat::dcp_safetensors: {
-    const Result<std::vector<std::string>> files = safetensorsFiles(folder);
-    return files.ok() && std::any_of(files->begin(), files->end(),
-                                     [](const std::string &file) { return file.starts_with("shard-"); });
-  }
-  }
-  return false;
-}
-
 std::string prefixed(const std::string &prefix, const std::string &text) {
   return text.empty() ? std::string() : prefix + text;
 }
@@ -308,11 +168,24 @@ Status checkChunks(const std::string &name, const StoredTensor &tensor, const st
   return refuse("its chunks overlap");
 }
 
+const StoredFormat &storedFormat(StorageFormat format) {
+  const auto *each = kFormats;
+  while (each->first != format)
+    ++each;
+  return *each->second;
+}
+
+bool isCheckpoint(const std::string &folder) {
+  return std::any_of(std::begin(kFormats), std::end(kFormats), [&](const auto &each) {
+    const Result<bool> fits = each.second->fits(folder, true);
+    return fits.ok() && *fits;
+  });
+}
+
 std::optional<StorageFormat> formatOfBytes(std::string_view file) {
-  if (file.starts_with("PK\x03\x04") || isLegacyTorchFile(file))
-    return StorageFormat::torch_save;
-  if (file.size() > kHeaderAt && file[kHeaderAt] == '{')
-    return StorageFormat::safetensors;
+  for (const auto &[number, format] : kFormats)
+    if (format->begins && format->begins(file))
+      return number;
   return std::nullopt;
 }
 
@@ -326,62 +199,67 @@ Result<StorageFormat> recognizeCheckpoint(const std::string &path) {
     const Result<std::string> begin = file->read(0, std::min(file->bytes(), kBeginning));
     if (!begin.ok())
       return begin.status();
-    const std::optional<StorageFormat> format = formatOfBytes(*begin);
-    return format ? Result<StorageFormat>(*format)
-                  : failed("'" + path + "' is neither a file of safetensors nor one of torch.save (a zip)" +
-                           prefixed(": found ", unreadFile(path)));
+    if (const std::optional<StorageFormat> format = formatOfBytes(*begin))
+      return *format;
+    std::string files;
+    for (const auto &[number, format] : kFormats)
+      if (format->begins)
+        files += (files.empty() ? "neither a file of " : " nor one of ") + std::string(format->fileText);
+    return failed("'" + path + "' is " + files + prefixed(": found ", unreadFile(path)));
   }
-  for (const StorageFormat format : {StorageFormat::megatron, StorageFormat::dcp, StorageFormat::safetensors})
-    if (hasFilesOf(path, format))
-      return format;
-  const Result<std::vector<std::string>> files = safetensorsFiles(path);
-  if (!files.ok())
-    return files.status();
-  if (files->empty() && hasFilesOf(path, StorageFormat::torch_save))
-    return StorageFormat::torch_save;
-  if (files->empty())
-    return failed("'" + path +
-                  "': not a checkpoint: expected '.metadata', 'model.safetensors.index.json', files "
-                  "'*.safetensors', '" +
-                  kTorchFile + "' or files 'NAME_rank_R.pt'" + prefixed("; ", unreadWeights(path)));
-  const Result<bool> shards = hasShards(path);
-  if (!shards.ok())
-    return shards.status();
-  return *shards ? StorageFormat::dcp_safetensors : StorageFormat::safetensors;
+  std::vector<std::string> expected;
+  for (const auto &[number, format] : kFormats) {
+    const Result<bool> fits = format->fits(path, false);
+    if (!fits.ok())
+      return fits.status();
+    if (*fits)
+      return number;
+    for (const char *text : format->folderTexts)
+      if (text)
+        expected.emplace_back(text);
+  }
+  return failed("'" + path + "': not a checkpoint: expected " + oneOf(expected, "") +
+                prefixed("; ", unreadWeights(path)));
 }
 
 Result<StoredCheckpoint> readStoredCheckpoint(const std::string &path, std::optional<StorageFormat> preferred) {
-  const Result<StorageFormat> format =
-      preferred && hasFilesOf(path, *preferred) ? *preferred : recognizeCheckpoint(path);
+  const Result<bool> fits = preferred ? storedFormat(*preferred).fits(path, true) : Result(false);
+  const Result<StorageFormat> format = fits.ok() && *fits ? *preferred : recognizeCheckpoint(path);
   if (!format.ok())
     return format.status();
   StoredCheckpoint checkpoint;
   checkpoint.format = *format;
-  Status status;
-  switch (*format) {
-  case StorageFormat::safetensors:
-    status = fs::is_directory(path) ? addFolder(path, checkpoint) : readSingle(path, checkpoint);
-    break;
-  case StorageFormat::dcp_safetensors:
-    status = readShards(path, checkpoint);
-    break;
-  case StorageFormat::dcp:
-    status = readDcp(path, checkpoint);
-    break;
-  case StorageFormat::megatron:
-    status = readMegatron(path, checkpoint);
-    break;
-  case StorageFormat::torch_save:
-    status = readTorchCheckpoint(path, checkpoint);
-    break;
-  }
-  if (status.ok() && (*format == StorageFormat::dcp || *format == StorageFormat::megatron))
-    status = checkIntegrity(path, checkpoint); // also without `metadata.json`, which it names
-  if (!status.ok())
+  if (Status status = storedFormat(*format).read(path, checkpoint); !status.ok())
     return status;
   for (auto &[name, tensor] : checkpoint.tensors)
     sortChunks(tensor);
   return checkpoint;
+}
+
+std::vector<TensorSpec> NewCheckpoint::chunks() const {
+  std::vector<TensorSpec> all;
+  for (const ChunkedTensor &tensor : tensors)
+    for (const ChunkedTensor::Chunk &chunk : tensor.chunks) {
+      int64_t bytes = schema::itemBytes(tensor.dtype);
+      for (const int64_t length : chunk.lengths)
+        bytes *= length;
+      all.push_back({tensor.name, tensor.dtype, chunk.lengths, bytes});
+    }
+  return all;
+}
+
+std::vector<std::vector<TensorSpec>> NewCheckpoint::files() const {
+  std::vector<std::vector<TensorSpec>> files(1);
+  int64_t filled = 0;
+  for (TensorSpec &chunk : chunks()) {
+    if (filled > 0 && filled + chunk.bytes > fileBytes) {
+      files.emplace_back();
+      filled = 0;
+    }
+    filled += chunk.bytes;
+    files.back().push_back(std::move(chunk));
+  }
+  return files;
 }
 
 Status renameTensors(StoredCheckpoint &checkpoint, const Renames &renames, const std::string &path) {

@@ -137,10 +137,8 @@ TorchArchive::TorchArchive(const std::vector<TensorSpec> &tensors, Content conte
     header += member.name + extra + member.text;
     bytes_ += header.size();
     texts_.emplace_back(member.header, std::move(header));
-    if (i >= first && i < last) {
-      dataAt_.push_back(bytes_);
+    if (i >= first && i < last)
       bytes_ += member.bytes;
-    }
   }
   const uint64_t directory = bytes_;
   std::string tail;
@@ -200,19 +198,11 @@ void TorchArchive::addTo(std::vector<MappedFile::Part> &parts, uint64_t begin) c
     parts.push_back({begin + position, text});
 }
 
-Status createTorchFile(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint) {
+Status createTorchFile(const std::string &path, const std::vector<TensorSpec> &tensors) {
   const TorchArchive archive(tensors, TorchArchive::Content::dictionary);
   std::vector<MappedFile::Part> parts;
   archive.addTo(parts, 0);
-  Result<MappedFile> file = MappedFile::create(path, archive.bytes(), parts);
-  if (!file.ok())
-    return file.status();
-  std::byte *data = file->data();
-  checkpoint.files.push_back(std::move(*file));
-  for (size_t i = 0; i < tensors.size(); ++i)
-    checkpoint.tensors[tensors[i].name] = {path, tensors[i].dtype, tensors[i].shape, data + archive.dataAt(i),
-                                           tensors[i].bytes};
-  return {};
+  return MappedFile::create(path, archive.bytes(), parts).status();
 }
 
 } // namespace reshard::checkpoints

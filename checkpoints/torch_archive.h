@@ -22,22 +22,16 @@ public:
   TorchArchive(const std::vector<TensorSpec> &tensors, Content content);
 
   uint64_t bytes() const { return bytes_; }
-  /// Where the data of a tensor begins: a multiple of 64.
-  uint64_t dataAt(size_t tensor) const { return dataAt_[tensor]; }
   /// Adds everything but the data to the parts of a file in which the archive begins at `begin`. The parts refer to
   /// this object.
   void addTo(std::vector<MappedFile::Part> &parts, uint64_t begin) const;
 
 private:
   std::vector<std::pair<uint64_t, std::string>> texts_; // by position
-  std::vector<uint64_t> dataAt_;
   uint64_t bytes_ = 0;
 };
 
-/// The file of a folder that is a checkpoint of format `torch-save`.
-constexpr const char *kTorchFile = "model.pt";
-
-/// Creates a file of torch.save with a dictionary of tensors and maps it for writing; the data is zero.
-Status createTorchFile(const std::string &path, const std::vector<TensorSpec> &tensors, Checkpoint &checkpoint);
+/// Creates a file of torch.save with a dictionary of tensors; the data is zero.
+Status createTorchFile(const std::string &path, const std::vector<TensorSpec> &tensors);
 
 } // namespace reshard::checkpoints

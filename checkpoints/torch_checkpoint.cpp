@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Finds the files of all ranks by their names, reads the archive of each, and joins the boxes of distributed tensors. A
 // box that several ranks have saved must have the same bytes in all their files.
-#include "checkpoints/readers.h"
-
 #include "base/input_file.h"
+#include "checkpoints/stored_format.h"
 #include "checkpoints/torch_archive.h"
 #include "checkpoints/torch_file.h"
 
@@ -22,11 +21,16 @@ namespace fs = std::filesystem;
 
 namespace {
 
+constexpr const char *kTorchFile = "model.pt"; // the file of a folder, if it has not one of each rank
 constexpr uint64_t kMaxRankFiles = uint64_t{1} << 20;
 /// The pickle of the number 0x1950a86a20f9469cfc6c, torch.serialization.MAGIC_NUMBER.
 constexpr std::string_view kLegacyMagic = "\x80\x02\x8a\x0a"
                                           "l\xfc\x9c"
                                           "F\xf9 j\xa8P\x19";
+
+/// Whether a file begins as one in the form before PyTorch 1.6, which is no zip and is not read.
+bool isLegacy(std::string_view file) { return file.starts_with(kLegacyMagic); }
+bool beginsAsTorchFile(std::string_view file) { return file.starts_with("PK\x03\x04") || isLegacy(file); }
 
 /// Files by their beginning, such as `model_world_size_4_`, and rank.
 using RankFiles = std::map<std::string, std::map<uint64_t, std::string>>;
@@ -139,7 +143,7 @@ public:
     const Result<std::string_view> begin = archive.read(0, kLegacyMagic.size());
     if (!begin.ok())
       return begin.status();
-    if (isLegacyTorchFile(*begin))
+    if (isLegacy(*begin))
       return failed("'" + path +
                     "' is a file of torch.save in the form before PyTorch 1.6 (_use_new_zipfile_serialization=False), "
                     "expected a zip: load it and save it again without that option");
@@ -244,15 +248,16 @@ private:
   std::map<std::pair<std::string, std::pair<std::vector<int64_t>, std::vector<int64_t>>>, size_t> boxes_;
 };
 
-} // namespace
-
-bool isLegacyTorchFile(std::string_view file) { return file.starts_with(kLegacyMagic); }
-
-bool hasTorchRanks(const std::string &folder) {
+Result<bool> hasTorchFiles(const std::string &folder, bool) {
+  if (hasEntry(folder + "/" + kTorchFile))
+    return true;
   const Result<RankFiles> files = rankFilesOf(folder);
   return files.ok() && !files->empty();
 }
 
+/// Takes, of several sets of files of ranks, that whose names begin with `model`. Errors: a rank without a file; parts
+/// of a tensor that are missing or overlap; a tensor that is not distributed and differs between ranks, whose data is
+/// compared. Replicas of a distributed tensor are not compared: the part of the lowest rank is taken.
 Status readTorchCheckpoint(const std::string &path, StoredCheckpoint &checkpoint) {
   std::error_code error;
   const bool folder = fs::is_directory(path, error);
@@ -271,5 +276,16 @@ Status readTorchCheckpoint(const std::string &path, StoredCheckpoint &checkpoint
       return status;
   return reader.finish(path);
 }
+
+} // namespace
+
+const StoredFormat formats::torch_save = {.folderTexts = {"'model.pt'", "files 'NAME_rank_R.pt'"},
+                                          .fileText = "torch.save (a zip)",
+                                          .begins = beginsAsTorchFile,
+                                          .fits = hasTorchFiles,
+                                          .read = readTorchCheckpoint,
+                                          .create = [](const std::string &folder, const NewCheckpoint &checkpoint) {
+                                            return createTorchFile(folder + "/" + kTorchFile, checkpoint.chunks());
+                                          }};
 
 } // namespace reshard::checkpoints

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "checkpoints/stored_checkpoint.h"
+#include "checkpoints/stored_format.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -71,15 +71,6 @@ bool fits(const Form &form, const std::string &name, bool folder) {
   return folder == form.folder && (whole ? name == begin : name.starts_with(begin) && name.ends_with(end));
 }
 
-/// What makes a folder a checkpoint, or holds one.
-bool isCheckpoint(const fs::path &folder) {
-  std::error_code error;
-  for (const char *file : {".metadata", "model.safetensors", "model.safetensors.index.json", "model.pt"})
-    if (fs::exists(folder / file, error))
-      return true;
-  return false;
-}
-
 } // namespace
 
 std::string unreadWeights(const std::string &folder) {
@@ -93,7 +84,7 @@ std::string unreadWeights(const std::string &folder) {
   std::sort(files.begin(), files.end());
   std::sort(folders.begin(), folders.end());
   std::copy_if(folders.begin(), folders.end(), std::back_inserter(checkpoints),
-               [&](const std::string &name) { return isCheckpoint(fs::path(folder) / name); });
+               [&](const std::string &name) { return isCheckpoint(folder + "/" + name); });
   if (!checkpoints.empty())
     return "found checkpoints in folders of it: name one, such as '" + checkpoints.back() + "'";
   for (const Form &form : kForms)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // reshard-digest: digests of the tensors in files, which are the same in every format and layout; compares two of them.
 
-#include "checkpoints/readers.h"
+#include "checkpoints/stored_format.h"
 #include "command/common.h"
 #include "command/options.h"
 #include "command/terminal.h"

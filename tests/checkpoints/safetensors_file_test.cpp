@@ -2,7 +2,7 @@
 // safetensors files: written files can be read, and invalid files are refused with a message that names the file and
 // the tensor.
 
-#include "checkpoints/safetensors.h"
+#include "checkpoints/stored_format.h"
 #include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
@@ -181,9 +181,10 @@ TEST_F(Safetensors, WritesAlignedAndReadsBack) {
   const std::vector<TensorSpec> specs = {{"odd", DType::boolean, {3}, 3},    {"wide", DType::fp64, {2}, 16},
                                          {"scalar", DType::fp32, {}, 4},     {"half", DType::bf16, {1, 3}, 6},
                                          {"eight", DType::fp8_e4m3, {5}, 5}, {"empty", DType::fp32, {0}, 0}};
+  ASSERT_EQ(createSafetensors(path("f.safetensors"), specs).message(), "");
   {
     Checkpoint made;
-    ASSERT_EQ(createSafetensors(path("f.safetensors"), specs, made).message(), "");
+    ASSERT_EQ(readSafetensors(path("f.safetensors"), made, true).message(), "");
     for (const TensorSpec &spec : specs)
       std::memset(made.tensors[spec.name].data, spec.name[0], static_cast<size_t>(spec.bytes));
   }
@@ -203,22 +204,21 @@ TEST_F(Safetensors, WritesAlignedAndReadsBack) {
   uint64_t header = 0;
   std::ifstream(path("f.safetensors"), std::ios::binary).read(reinterpret_cast<char *>(&header), 8);
   EXPECT_EQ(header % 8, 0u);
-  Checkpoint again;
-  EXPECT_EQ(shorten(createSafetensors(path("f.safetensors"), specs, again).message()),
+  EXPECT_EQ(shorten(createSafetensors(path("f.safetensors"), specs).message()),
             "cannot create 'f.safetensors': File exists");
 }
 
 TEST_F(Safetensors, CheckpointsAreSplitIntoFiles) {
-  const std::vector<TensorSpec> specs = {{"a", DType::fp32, {4}, 16},
-                                         {"b", DType::fp32, {4}, 16},
-                                         {"c", DType::fp32, {10}, 40},
-                                         {"d", DType::fp32, {1}, 4}};
+  const std::vector<ChunkedTensor> tensors = {{"a", DType::fp32, {4}, {{{0}, {4}}}},
+                                              {"b", DType::fp32, {4}, {{{0}, {4}}}},
+                                              {"c", DType::fp32, {10}, {{{0}, {10}}}},
+                                              {"d", DType::fp32, {1}, {{{0}, {1}}}}};
   fs::create_directory(path("one"));
   fs::create_directory(path("many"));
   for (const auto &[name, limit, files] :
        {std::tuple{"one", 1000, 1}, {"many", 32, 4}}) { // 16 + 16 | 40 | 4 and the index
-    Checkpoint made, found;
-    ASSERT_EQ(createCheckpoint(path(name), specs, limit, made).message(), "");
+    Checkpoint found;
+    ASSERT_EQ(formats::safetensors.create(path(name), {tensors, {}, limit}).message(), "");
     EXPECT_EQ(std::distance(fs::directory_iterator(path(name)), {}), files);
     ASSERT_EQ(readCheckpoint(path(name), found).message(), "");
     EXPECT_EQ(found.tensors.size(), 4u);
@@ -236,14 +236,14 @@ double cpuSeconds() {
 
 /// CPU seconds to write a checkpoint of that many names in 4 files with an index, to read it, and to read one file.
 std::array<double, 3> secondsOf(int names, const std::string &folder) {
-  std::vector<TensorSpec> specs;
-  specs.reserve(static_cast<size_t>(names));
+  std::vector<ChunkedTensor> tensors;
+  tensors.reserve(static_cast<size_t>(names));
   for (int i = 0; i < names; ++i)
-    specs.push_back(
+    tensors.push_back(
         {"model.layers." + std::to_string(i / 1000) + ".mlp.experts." + std::to_string(i % 1000) + ".up_proj.weight",
          DType::u8,
          {1},
-         1});
+         {{{0}, {1}}}});
   const auto measured = [](auto work) {
     const double begin = cpuSeconds();
     const Status status = work();
@@ -251,13 +251,13 @@ std::array<double, 3> secondsOf(int names, const std::string &folder) {
     EXPECT_EQ(status.message(), "");
     return seconds;
   };
-  Checkpoint made, found, one;
-  const double written = measured([&] { return createCheckpoint(folder, specs, names / 4, made); });
+  Checkpoint found, one;
+  const double written = measured([&] { return formats::safetensors.create(folder, {tensors, {}, names / 4}); });
   const double read = measured([&] { return readCheckpoint(folder, found); });
-  EXPECT_EQ(found.tensors.size(), specs.size());
+  EXPECT_EQ(found.tensors.size(), tensors.size());
   const std::string alone = folder + "/one";
   fs::create_directory(alone);
-  EXPECT_EQ(createSafetensors(alone + "/model.safetensors", specs, made).message(), "");
+  EXPECT_EQ(createSafetensors(alone + "/model.safetensors", NewCheckpoint{tensors, {}, names}.chunks()).message(), "");
   return {written, read, measured([&] { return readCheckpoint(alone, one); })};
 }
 

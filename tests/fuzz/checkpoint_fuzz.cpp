@@ -3,8 +3,8 @@
 // pickles of two ranks, or as the JSON files of Megatron-Core are refused, or read to the end. The first byte of an
 // input chooses.
 
-#include "checkpoints/readers.h"
 #include "checkpoints/stored_checkpoint.h"
+#include "checkpoints/stored_format.h"
 #include "checkpoints/torch_file.h"
 #include "tests/fuzz/files.h"
 

@@ -24,10 +24,10 @@ std::string refusalOf(const Plan &plan, const std::string &name, const StoredObj
   for (uint32_t e = 1; e < endpoints.size(); ++e)
     if (const schema::Endpoint &target = *endpoints.Get(e); !target.checkpoint())
       return "the files of ranks hold tensors only";
-    else if (!holdsObject(schema::formatOf(target), name))
-      return schema::formatOf(target) == reshard::StorageFormat::megatron
-                 ? "Megatron-Core's objects have names such as 'key/shard_0_1'"
-                 : std::string("format '") + reshard::name(schema::formatOf(target)) + "' holds tensors only";
+    else if (const auto refusal = storedFormat(schema::formatOf(target)).refusal; !refusal)
+      return std::string("format '") + reshard::name(schema::formatOf(target)) + "' holds tensors only";
+    else if (const char *why = refusal(name))
+      return why;
   return {};
 }
 

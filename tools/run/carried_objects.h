@@ -5,8 +5,8 @@
 #include "base/mapped_file.h"
 #include "base/renames.h"
 #include "base/status.h"
-#include "checkpoints/dcp_writer.h"
 #include "checkpoints/stored_checkpoint.h"
+#include "checkpoints/stored_format.h"
 #include "executor/load/load.h"
 
 #include <map>

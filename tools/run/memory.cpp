@@ -4,7 +4,6 @@
 
 #include "base/input_file.h"
 #include "base/text.h"
-#include "checkpoints/torch_archive.h"
 #include "schema/flatbuffer_vectors.h"
 #include "verify/layout/quantized_views.h"
 
@@ -51,21 +50,6 @@ std::string locationOf(const schema::Endpoint &endpoint, uint32_t meshRank) {
   return endpoint.checkpoint() ? "the checkpoint" : schema::meshRankName(endpoint, meshRank);
 }
 
-/// Creates a checkpoint of a format whose tensors each have one chunk.
-Status createOf(schema::StorageFormat format, const std::string &folder, const std::vector<TensorSpec> &tensors,
-                int64_t fileBytes, Checkpoint &checkpoint) {
-  switch (format) {
-  case schema::StorageFormat::safetensors:
-    return createCheckpoint(folder, tensors, fileBytes, checkpoint);
-  case schema::StorageFormat::dcp_safetensors:
-    return createDcpSafetensors(folder, tensors, fileBytes, checkpoint);
-  case schema::StorageFormat::torch_save:
-    return createTorchFile(folder + "/" + kTorchFile, tensors, checkpoint);
-  default:
-    return failed("unknown format of a checkpoint");
-  }
-}
-
 /// The grid of the chunks of a target's param: where each begins in the whole tensor, and the shape of that.
 class ChunkGrid {
 public:
@@ -104,7 +88,7 @@ private:
   std::vector<int64_t> shape_;
 };
 
-/// The tensors of a checkpoint in a format with chunks, one chunk for each mesh rank that has a part of the tensor.
+/// The tensors of a checkpoint, one chunk for each mesh rank that has a part of the tensor.
 Result<std::vector<ChunkedTensor>> chunkedTensors(const Plan &plan, uint32_t endpointNumber) {
   const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(endpointNumber);
   std::vector<ChunkedTensor> tensors;
@@ -271,11 +255,20 @@ Status Memory::allocate(uint32_t endpointNumber, bool shared) {
   return {};
 }
 
-/// Binds a mesh rank to the tensors of its file. Refuses missing tensors, other dtypes and other shapes. Tensors that
-/// the plan does not use are added to `unknown`, or refused if it is null.
-Status Memory::bindFile(uint32_t endpointNumber, uint32_t meshRankNumber, const std::string &what,
-                        Checkpoint &checkpoint, std::set<std::string> *unknown) {
+/// Opens a file of safetensors, or the folder of a checkpoint, and binds a mesh rank to its tensors. Refuses missing
+/// tensors, other dtypes and other shapes. Tensors that the plan does not use are added to `unknown`, or refused if it
+/// is null.
+Status Memory::openTensors(uint32_t endpointNumber, uint32_t meshRankNumber, const std::string &path, bool writable,
+                           std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
+  const std::string what = (endpoint.checkpoint() ? "checkpoint '" : "'") + path + "'";
+  Checkpoint &checkpoint = *checkpoints_.emplace_back(std::make_unique<Checkpoint>());
+  std::error_code error;
+  if (Status status = endpoint.checkpoint() && std::filesystem::is_directory(path, error)
+                          ? readCheckpoint(path, checkpoint, writable)
+                          : readSafetensors(path, checkpoint, writable);
+      !status.ok())
+    return status;
   MeshRankMemory &memory = addRank(endpointNumber, meshRankNumber);
   if (endpointNumber == 0)
     if (Status status = renames_.apply(checkpoint.tensors, "tensors of " + what); !status.ok())
@@ -405,20 +398,12 @@ Status Memory::openChunks(uint32_t endpointNumber, const std::string &path, bool
 Status Memory::openFiles(uint32_t endpointNumber, const std::string &folder, bool writable,
                          std::set<std::string> *unknown) {
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
-  if (endpoint.format() != schema::StorageFormat::safetensors)
+  if (storesChunks(schema::formatOf(endpoint)))
     return openChunks(endpointNumber, folder, writable, unknown);
+  if (endpoint.checkpoint())
+    return openTensors(endpointNumber, 0, folder, writable, unknown);
   std::error_code error;
-  const bool isFolder = std::filesystem::is_directory(folder, error);
-  if (endpoint.checkpoint()) {
-    checkpoints_.push_back(std::make_unique<Checkpoint>());
-    Checkpoint &checkpoint = *checkpoints_.back();
-    if (Status status =
-            isFolder ? readCheckpoint(folder, checkpoint, writable) : readSafetensors(folder, checkpoint, writable);
-        !status.ok())
-      return status;
-    return bindFile(endpointNumber, 0, "checkpoint '" + folder + "'", checkpoint, unknown);
-  }
-  if (!isFolder)
+  if (!std::filesystem::is_directory(folder, error))
     return failed("'" + folder + "' is not a folder");
   if (endpointNumber == 0 && !renames_.empty())
     return failed("--rename applies to the tensors of a checkpoint, but the source has a file for each rank");
@@ -436,10 +421,7 @@ Status Memory::openFiles(uint32_t endpointNumber, const std::string &folder, boo
                     locationOf(endpoint, p));
     if (!mine(endpoint, p))
       continue;
-    checkpoints_.push_back(std::make_unique<Checkpoint>());
-    if (Status status = readSafetensors(path, *checkpoints_.back(), writable); !status.ok())
-      return status;
-    if (Status status = bindFile(endpointNumber, p, "'" + path + "'", *checkpoints_.back(), unknown); !status.ok())
+    if (Status status = openTensors(endpointNumber, p, path, writable, unknown); !status.ok())
       return status;
   }
   if (!files.empty())
@@ -450,20 +432,19 @@ Status Memory::openFiles(uint32_t endpointNumber, const std::string &folder, boo
 
 Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, uint64_t shardBytes,
                            const std::vector<ObjectSpec> &objects) {
-  constexpr uint64_t kShardBytes = 5'000'000'000;
+  constexpr int64_t kShardBytes = 5'000'000'000;
   const schema::Endpoint &endpoint = *plan_.manifest().endpoints()->Get(endpointNumber);
-  if (endpointNumber == 0 && endpoint.format() != schema::StorageFormat::safetensors)
-    return failed(std::string("a source of format '") + name(schema::formatOf(endpoint)) +
-                  "' cannot be written, expected 'safetensors'");
-  const auto fileBytes = static_cast<int64_t>(shardBytes ? shardBytes : kShardBytes);
-  if (const reshard::StorageFormat format = schema::formatOf(endpoint); writesChunks(format)) {
+  const reshard::StorageFormat format = schema::formatOf(endpoint);
+  if (endpointNumber == 0 && storesChunks(format))
+    return failed(std::string("a source of format '") + name(format) + "' cannot be written, expected 'safetensors'");
+  if (endpoint.checkpoint()) {
     const Result<std::vector<ChunkedTensor>> tensors = chunkedTensors(plan_, endpointNumber);
     if (!tensors.ok())
       return tensors.status();
-    const auto create = format == reshard::StorageFormat::dcp ? createDcp : createMegatron;
-    if (Status status = create(folder, *tensors, objects, fileBytes); !status.ok())
+    const int64_t fileBytes = shardBytes ? static_cast<int64_t>(shardBytes) : kShardBytes;
+    if (Status status = storedFormat(format).create(folder, {*tensors, objects, fileBytes}); !status.ok())
       return status;
-    return openChunks(endpointNumber, folder, true, nullptr);
+    return openFiles(endpointNumber, folder, true);
   }
   for (uint32_t p = 0; p < endpoint.ranks()->size(); ++p) {
     if (!mine(endpoint, p))
@@ -471,14 +452,10 @@ Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, u
     const std::vector<TensorSpec> tensors = specs(plan_, endpointNumber, p);
     if (tensors.empty())
       continue;
-    checkpoints_.push_back(std::make_unique<Checkpoint>());
-    Checkpoint &checkpoint = *checkpoints_.back();
-    if (Status status = endpoint.checkpoint()
-                            ? createOf(endpoint.format(), folder, tensors, fileBytes, checkpoint)
-                            : createSafetensors(folder + "/" + rankFile(endpoint.ranks()->Get(p)), tensors, checkpoint);
-        !status.ok())
+    const std::string path = folder + "/" + rankFile(endpoint.ranks()->Get(p));
+    if (Status status = createSafetensors(path, tensors); !status.ok())
       return status;
-    if (Status status = bindFile(endpointNumber, p, "'" + folder + "'", checkpoint); !status.ok())
+    if (Status status = openTensors(endpointNumber, p, path, true, nullptr); !status.ok())
       return status;
   }
   return {};

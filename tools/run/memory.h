@@ -4,9 +4,9 @@
 
 #include "base/renames.h"
 #include "base/status.h"
-#include "checkpoints/dcp_writer.h"
 #include "checkpoints/safetensors.h"
 #include "checkpoints/stored_checkpoint.h"
+#include "checkpoints/stored_format.h"
 #include "executor/load/load.h"
 #include "verify/layout/mesh_rank_memory.h"
 
@@ -38,7 +38,7 @@ public:
   Status openFiles(uint32_t endpoint, const std::string &folder, bool writable = false,
                    std::set<std::string> *unknown = nullptr);
   /// Creates files of their final size in an empty folder. A file of a checkpoint has at most `shardBytes` (0: 5 GB, as
-  /// Hugging Face) or one tensor. `objects`: also written; the endpoint's format must hold them (holdsObject).
+  /// Hugging Face) or one tensor. `objects`: also written; none that the format refuses (StoredFormat::refusal).
   Status createFiles(uint32_t endpoint, const std::string &folder, uint64_t shardBytes,
                      const std::vector<checkpoints::ObjectSpec> &objects = {});
 
@@ -59,9 +59,8 @@ public:
 
 private:
   verify::MeshRankMemory &addRank(uint32_t endpoint, uint32_t meshRank);
-  Status bindFile(uint32_t endpoint, uint32_t meshRank, const std::string &what, checkpoints::Checkpoint &checkpoint,
-                  std::set<std::string> *unknown = nullptr);
-
+  Status openTensors(uint32_t endpoint, uint32_t meshRank, const std::string &path, bool writable,
+                     std::set<std::string> *unknown);
   Status openChunks(uint32_t endpoint, const std::string &path, bool writable, std::set<std::string> *unknown);
   bool mine(const schema::Endpoint &endpoint, uint32_t meshRank) const;
 
