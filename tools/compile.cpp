@@ -535,8 +535,7 @@ Command commandOf(Options &options) {
         "as fast), always, or never (--keep extends only such a plan). --from does not keep this option",
         setChoice(options.foldCopies, {"automatic", "always", "never"})},
        {"--describe", "DIR",
-        "print a first model YAML, made from the headers of the checkpoint in DIR, or of a file of torch.save; takes "
-        "no job",
+        "print a first model YAML, made from the headers of the checkpoint DIR, which may also be a file; takes no job",
         setText(options.describe)},
        {"--rename", "OLD=NEW",
         "names of tensors in the files of the source, or of --describe, that begin with OLD begin with NEW in the job; "

@@ -79,9 +79,8 @@ Command commandOf(CommandLine &options) {
   return {
       kName,
       "PLAN|CHECKPOINT",
-      "Prints a summary of a plan, or one of the reports below; or the tensors and objects of a checkpoint: a folder "
-      "or "
-      "file of safetensors, torch.distributed.checkpoint, Megatron-Core's torch_dist, or torch.save. No pickle is run.",
+      "Prints a summary of a plan, or one of the reports below; or the tensors and objects of a checkpoint, which is a "
+      "folder or a file (--list-formats: of which formats). No pickle is run.",
       {{"--rank", "N", "print every step of one rank, with param names",
         setUnsigned<int64_t>(options.report.rank, 0, UINT32_MAX - 1)},
        {"--param", "GLOB",
@@ -127,8 +126,9 @@ void refuseContradictions(const CommandLine &options, FileKind kind) {
     refuse("--explain is text, found --format=json; --param=PARAM --format=json has the numbers");
   if (kind == FileKind::unknown) {
     const std::string what = unreadFile(report.plan);
-    refuse("'" + report.plan +
-           "' is neither a plan nor a checkpoint: expected a folder, or a file of safetensors or torch.save" +
+    refuse("'" + report.plan + "' is neither a plan nor a checkpoint: expected a folder, or a file of " +
+           reshard::oneOf(
+               reshard::storageFormatTexts(&reshard::StorageFormatRow::title, &reshard::StorageFormatRow::file), "") +
            (what.empty() ? "" : "; found " + what));
   }
   if (checkpoint && (report.rank >= 0 || !report.explain.empty() || simulate || report.verify || report.replicas > 0))
@@ -178,8 +178,20 @@ int main(int argc, char **argv) {
   ignoreFileSizeSignal();
   CommandLine options;
   std::vector<std::string> arguments;
-  if (const int code = parseFlags(commandOf(options), argc, argv, arguments); code >= 0)
+  Command command = commandOf(options);
+  command.flags.push_back({"--list-formats", "",
+                           "print the formats of checkpoints as JSON; takes no PLAN or CHECKPOINT",
+                           [&command](const std::string &) {
+                             command.arguments = 0;
+                             return std::string();
+                           }});
+  if (const int code = parseFlags(command, argc, argv, arguments); code >= 0)
     return code;
+  if (command.arguments == 0)
+    return runCommand(kName, [] {
+      listFormats();
+      return kDone;
+    });
   options.report.plan = arguments[0];
   return runCommand(kName, [&] { return run(options); });
 }

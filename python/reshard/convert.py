@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -46,20 +47,12 @@ from .recognition import (
     text_of,
 )
 
-#: Formats, and their names in a job.
-_FORMATS = {
-    "safetensors": "safetensors",
-    "dcp": "dcp",
-    "dcp-safetensors": "dcp-safetensors",
-    "torch_dist": "megatron",
-    "torch-save": "torch-save",
-}
 #: What a framework reads: the format of its checkpoints and their layouts, of which the first that
 #: the model has is taken.
 _FRAMEWORKS = {
     "hf": ("safetensors", ("hf",)),
     "fsdp2": ("dcp", ("fsdp2-checkpoint",)),
-    "megatron": ("megatron", ("megatron-checkpoint", "megatron-checkpoint-layers")),
+    "megatron": ("torch_dist", ("megatron-checkpoint", "megatron-checkpoint-layers")),
 }
 #: The layouts of frameworks whose ranks have a file each (--mesh).
 _RANKS = ("fsdp2", "megatron", "vllm", "sglang")
@@ -86,6 +79,30 @@ _FLOATS = {
 }  #: and their names in a config.json
 
 
+def _inspect(*arguments: str) -> Any:
+    """What reshard-inspect prints as JSON."""
+    command = [PREFIX / "bin" / "reshard-inspect", *arguments]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace")
+    if done.returncode:
+        raise Error(
+            done.stderr.strip().removeprefix("reshard-inspect: error: ")
+            or f"'{arguments[0]}': reshard-inspect ended with code {done.returncode} and printed no error"
+        )
+    return json.loads(done.stdout)
+
+
+@cache
+def _formats() -> dict[str, dict[str, Any]]:
+    """The formats of checkpoints: in a job `name`, in text `title`, and whether a target may have chunks and several
+    files. `megatron` is a framework here, its format is torch_dist."""
+    return {{"megatron": "torch_dist"}.get(each["name"], each["name"]): each for each in _inspect("--list-formats")}
+
+
+def _format(to: str) -> dict[str, Any]:
+    """The format of a target of --to, if that is a checkpoint."""
+    return _formats()[_FRAMEWORKS[to][0] if to in _FRAMEWORKS else to]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="reshard-convert",
@@ -97,13 +114,12 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "source",
         metavar="SOURCE",
-        help="a folder of safetensors (Hugging Face), of torch.distributed.checkpoint or Megatron-Core, "
-        "or a file of torch.save",
+        help="the checkpoint, which is a folder or a file; reshard-inspect --list-formats prints its formats",
     )
     add("target", metavar="TARGET", help="the folder to create; it appears only when it is complete")
     add(
         "--to",
-        choices=(*_FRAMEWORKS, "vllm", "sglang", *_FORMATS),
+        choices=(*_FRAMEWORKS, "vllm", "sglang", *_formats()),
         help="hf, fsdp2, megatron: what this framework reads, its format and its names; vllm, sglang: with --mesh; "
         "the others: this format, with the names of SOURCE "
         "(default: hf if a model is known, else with --rename safetensors)",
@@ -180,7 +196,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--chunk",
         metavar="SIZE",
-        help="the largest chunk of a tensor in a TARGET that is DCP or torch_dist (default: 64MiB)",
+        help="the largest chunk of a tensor, in a TARGET of a format with chunks (default: 64MiB)",
     )
     add(
         "--resume",
@@ -236,18 +252,7 @@ _Contents = dict[str, Any]
 
 def _contents(source: str) -> _Contents:
     """What the files of a checkpoint contain."""
-    done = subprocess.run(
-        [PREFIX / "bin" / "reshard-inspect", source, "--format=json"],
-        capture_output=True,
-        encoding="utf-8",
-        errors="backslashreplace",
-    )
-    if done.returncode:
-        raise Error(
-            done.stderr.strip().removeprefix("reshard-inspect: error: ")
-            or f"'{source}': reshard-inspect ended with code {done.returncode} and printed no error"
-        )
-    found: _Contents = json.loads(done.stdout)
+    found: _Contents = _inspect(source, "--format=json")
     for name in (*found["tensors"], *found["objects"]):
         if "\ufffd" in name:  # in place of bytes that are no UTF-8
             raise Error(f"'{source}': the name {name!r} is not UTF-8")
@@ -409,19 +414,13 @@ def _shards(tensors: _Tensors) -> str:
     )
 
 
-def _format(options: argparse.Namespace) -> str:
-    """The format of the target, if it is a checkpoint."""
-    return _FRAMEWORKS[options.to][0] if options.to in _FRAMEWORKS else _FORMATS[options.to]
-
-
 def _storage(options: argparse.Namespace) -> dict[str, Any]:
     """Where and how the target is written."""
     folder = str(_absolute(options.target))
     if options.mesh:
         return {"storage": folder, "mesh": _mesh(options)}
-    return {
-        "storage": {"folder": folder, "format": _format(options)} | ({"chunk": options.chunk} if options.chunk else {})
-    }
+    chunk = {"chunk": options.chunk} if options.chunk else {}
+    return {"storage": {"folder": folder, "format": _format(options.to)["name"]} | chunk}
 
 
 def _target_layout(
@@ -737,8 +736,9 @@ def _conversion(options: argparse.Namespace, contents: _Contents) -> _Conversion
                 raise Error(f"{error}{_without_model(options, contents)}") from None
     if not options.to:
         options.to = "safetensors" if options.target_layout or (options.rename and not models) else "hf"
-    if options.chunk and (options.mesh or _format(options) not in ("dcp", "megatron")):
-        raise Error("unexpected --chunk: a TARGET of --to=dcp, fsdp2, megatron or torch_dist without --mesh has chunks")
+    if options.chunk and (options.mesh or not _format(options.to)["chunks"]):
+        *others, last = sorted(to for to in (*_FRAMEWORKS, *_formats()) if _format(to)["chunks"])
+        raise Error(f"unexpected --chunk: a TARGET of --to={', '.join(others)} or {last} without --mesh has chunks")
     if options.to in _FRAMEWORKS or options.mesh or options.target_layout:
         if not (names_model or config):
             raise Error(
@@ -787,8 +787,9 @@ def _check_options(options: argparse.Namespace) -> None:
         check_rendezvous(options.rendezvous, transport=options.transport, insecure=options.insecure)
     if options.rank is not None and not 0 <= options.rank < options.processes:
         raise Error(f"invalid --rank={options.rank}: expected 0 to {options.processes - 1}")
-    if options.max_shard_size and (options.to == "torch-save" or options.mesh):
-        raise Error(f"unexpected --max-shard-size: {'each rank has' if options.mesh else 'torch-save writes'} one file")
+    if options.max_shard_size and (options.mesh or (options.to and not _format(options.to)["split"])):
+        writes = "each rank has" if options.mesh else f"{options.to} writes"
+        raise Error(f"unexpected --max-shard-size: {writes} one file")
 
 
 def _check(options: argparse.Namespace) -> _Contents:
@@ -953,8 +954,8 @@ def run(arguments: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):  # names that it cannot encode are escaped
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    options = _parser().parse_args(arguments)
     try:
+        options = _parser().parse_args(arguments)
         contents = _check(options)
         conversion = _conversion(options, contents)
         _leaves(options, contents, conversion.converted)

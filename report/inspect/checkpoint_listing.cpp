@@ -137,6 +137,15 @@ FileKind fileKindOf(const std::string &path) {
   return formatOfBytes(begin) ? FileKind::checkpoint : FileKind::unknown;
 }
 
+void listFormats() {
+  Json list = Json::array();
+  for (const std::string &name : storageFormatTexts(&StorageFormatRow::name)) {
+    const StorageFormatRow &row = rowOf(*storageFormatNamed(name));
+    list.push_back({{"name", name}, {"title", row.title}, {"chunks", row.chunks}, {"split", row.split}});
+  }
+  std::printf("%s\n", list.dump().c_str());
+}
+
 Status inspectCheckpoint(const std::string &path, const std::string &glob, bool json) {
   Result<StoredCheckpoint> checkpoint = readStoredCheckpoint(path);
   if (!checkpoint.ok())

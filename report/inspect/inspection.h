@@ -46,6 +46,9 @@ enum class FileKind { plan, checkpoint, unknown };
 /// plan, so that the plan loader reports it.
 FileKind fileKindOf(const std::string &path);
 
+/// Prints the rows of storage_formats.def by number on stdout, as a JSON array.
+void listFormats();
+
 /// Prints the tensors and objects of a checkpoint as text or JSON. `glob`: only those whose names match, with all their
 /// chunks; empty: all.
 Status inspectCheckpoint(const std::string &path, const std::string &glob, bool json);

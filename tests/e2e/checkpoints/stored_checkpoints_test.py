@@ -689,6 +689,14 @@ target: {{layout: same, storage: out}}
                 found = json.loads(limited(10, command, self.folder / "many", "--format=json").stdout)
                 self.assertEqual(len(found.get("tensors", found)), count)
 
+    def test_formats(self):
+        formats = json.loads(run("reshard-inspect", "--list-formats").stdout)
+        names = ["safetensors", "dcp-safetensors", "dcp", "megatron", "torch-save"]
+        self.assertEqual([each["name"] for each in formats], names)
+        self.assertEqual([each["name"] for each in formats if each["chunks"]], ["dcp", "megatron"])
+        self.assertEqual([each["name"] for each in formats if not each["split"]], ["torch-save"])
+        self.assertIn("expected 0: ", run("reshard-inspect", "--list-formats", "x", code=2).stderr)
+
     def test_usage(self):
         self.dcp().write()
         self.assertIn(
