@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks which room may include which, the libraries that the executor may link, the length of files, types of one
-name, and the license line of source files. The rules are data. Run as a test: includes.py BUILD"""
+name, which files name a format of checkpoints, and the license line of source files. The rules are data. Run as a
+test: includes.py BUILD"""
 
 import ast
 import re
@@ -155,6 +156,8 @@ problems: list[str] = []
 #: By namespace and name: the header that defines the type. Two types of one name in one program would
 #: be one to the linker.
 types: dict[tuple[str, str], str] = {}
+#: The files, except tests, that name a format of checkpoints.
+named: dict[str, set[str]] = {}
 looked = 0
 git = ["git", "-c", "safe.directory=*", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
 for name in sorted(subprocess.run(git, capture_output=True, text=True, check=True).stdout.split("\0")):
@@ -166,6 +169,8 @@ for name in sorted(subprocess.run(git, capture_output=True, text=True, check=Tru
         problems.append(f"{name}: {lines} lines, at most {MAX_LINES}: is it one idea?")
     if name.endswith(".py") or name.startswith(OUTSIDE):
         continue
+    for format in re.findall(r"(?:StorageFormat|formats)::(\w+)", "" if name.startswith("tests/") else text):
+        named.setdefault(format, set()).add(name)
     room = room_of(name)
     if not room:
         problems.append(f"{name}: no rule states what its folder may include; add a row to ROOMS")
@@ -182,6 +187,9 @@ for name in sorted(subprocess.run(git, capture_output=True, text=True, check=Tru
         include = re.match(r'\s*#\s*include\s*["<]([^">]+)[">]', content)
         if include and (room_of(include[1]) or include[1].startswith(LIBRARIES)) and not may_include(may, include[1]):
             problems.append(f"{name}:{line}: may not include {include[1]} (allowed: {may.strip()})")
+for format, files in named.items():  # safetensors is the default of endpoints
+    if len(files) > 1 and format not in ("safetensors", "format", "MAX"):
+        problems.append(f"{', '.join(files)} name the format of checkpoints {format}, expected its own file alone")
 for name in MORE.keys() | LESS.keys():
     if not (root / name).exists():
         problems.append(f"{name}: has a rule but does not exist")
