@@ -9,7 +9,6 @@
 #include "tests/conformance/allocations.h"
 #include "tests/conformance/processes.h"
 #include "tools/run/memory.h"
-#include "tools/run/resident_memory.h"
 #include "verify/check/check.h"
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 
 #include "tests/executor/cpu_device.h"
 #include "tests/verify/support.h"
-#include "tools/run/device_memory.h"
+#include "tools/run/memory.h"
 #include "verify/check/check.h"
 
 #include <gtest/gtest.h>

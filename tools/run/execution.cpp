@@ -16,13 +16,11 @@
 #include "reshard/reshard.h"
 #include "schema/holdings.h"
 #include "tools/run/copy_journal.h"
-#include "tools/run/device_memory.h"
 #include "tools/run/execution_options.h"
 #include "tools/run/guarded_exit.h"
 #include "tools/run/memory.h"
 #include "tools/run/model_files.h"
 #include "tools/run/new_folder.h"
-#include "tools/run/resident_memory.h"
 #include "tools/run/run_progress.h"
 #include "verify/check/compare.h"
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Allocates the memory of params, and maps or creates the files of storage endpoints.
+// Allocates the memory of params, maps or creates the files of storage endpoints, mirrors memory on a device, and
+// releases pages of files.
 #include "tools/run/memory.h"
 
 #include "base/input_file.h"
@@ -9,8 +10,11 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <malloc.h>
 #include <set>
 #include <sys/mman.h>
 #include <sys/sysinfo.h>
@@ -459,6 +463,87 @@ Status Memory::createFiles(uint32_t endpointNumber, const std::string &folder, u
       return status;
   }
   return {};
+}
+
+Status DeviceMemory::mirror(const Plan &plan, const Memory &host, Device &device) {
+  constexpr uint64_t kAlignment = 256;
+  device_ = &device;
+  rankMemories_ = host.rankMemories();
+  for (MeshRankMemory &rankMemory : rankMemories_) {
+    const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(rankMemory.endpoint);
+    const size_t first = pairs_.size();
+    uint64_t total = 0;
+    for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
+      for (const schema::ParamInstance &instance : schema::instances(plan.manifest(), endpoint, p, rankMemory.meshRank))
+        if (std::byte *at = rankMemory.params[p][instance.instance]) {
+          pairs_.push_back({at, nullptr, static_cast<uint64_t>(instance.bytes)});
+          total += (pairs_.back().bytes + kAlignment - 1) / kAlignment * kAlignment;
+        }
+    std::byte *next = nullptr;
+    if (pairs_.size() > first) { // empty params need an address too
+      const Result<std::byte *> memory = device.allocate(std::max(total, kAlignment));
+      if (!memory.ok())
+        return Status(memory.status())
+            .withPrefix("cannot allocate " + humanBytes(static_cast<double>(total)) + " of device memory: ");
+      next = *memory;
+    }
+    size_t pair = first;
+    for (auto &instances : rankMemory.params)
+      for (std::byte *&at : instances)
+        if (at) {
+          pairs_[pair].there = at = next;
+          next += (pairs_[pair++].bytes + kAlignment - 1) / kAlignment * kAlignment;
+        }
+  }
+  return {};
+}
+
+Status DeviceMemory::copy(bool toDevice) const {
+  for (const BufferPair &pair : pairs_)
+    if (pair.bytes > 0)
+      if (Status status = toDevice ? device_->copy(pair.there, pair.host, pair.bytes)
+                                   : device_->copy(pair.host, pair.there, pair.bytes);
+          !status.ok())
+        return status;
+  return {};
+}
+
+uint64_t rssBytes() {
+  unsigned long long total = 0, resident = 0;
+  if (std::FILE *file = std::fopen("/proc/self/statm", "re")) {
+    if (std::fscanf(file, "%llu %llu", &total, &resident) != 2)
+      resident = 0;
+    std::fclose(file);
+  }
+  return resident * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+ResidentMemoryLimit::ResidentMemoryLimit(std::vector<const Memory *> files, uint64_t bytes)
+    : files_(std::move(files)), bytes_(bytes) {
+  if (bytes == 0)
+    return;
+  // Else each thread keeps freed buffers of up to 32 MiB for its next ones.
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
+  thread_ = std::thread([this] { watch(); });
+}
+
+ResidentMemoryLimit::~ResidentMemoryLimit() {
+  done_ = true;
+  if (thread_.joinable())
+    thread_.join();
+}
+
+void ResidentMemoryLimit::check() const {
+  if (bytes_ > 0 && rssBytes() > bytes_ / 2)
+    for (const Memory *memory : files_)
+      memory->release();
+}
+
+void ResidentMemoryLimit::watch() const {
+  while (!done_) {
+    check();
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
 }
 
 } // namespace reshard::tools

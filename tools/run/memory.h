@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The memory of the params of an execution: anonymous memory, or mapped safetensors files.
+// The memory of the params of an execution: anonymous memory, mapped files, or memory of a device. A limit of what is
+// resident, for models larger than memory.
 #pragma once
 
 #include "base/renames.h"
@@ -7,13 +8,16 @@
 #include "checkpoints/safetensors.h"
 #include "checkpoints/stored_checkpoint.h"
 #include "checkpoints/stored_format.h"
+#include "executor/interfaces/device.h"
 #include "executor/load/load.h"
 #include "verify/layout/mesh_rank_memory.h"
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace reshard::tools {
@@ -78,5 +82,56 @@ private:
 
 /// The tensors in the file of a mesh rank.
 std::vector<checkpoints::TensorSpec> specs(const Plan &plan, uint32_t endpoint, uint32_t meshRank);
+
+/// Device memory for the params of an execution, with copies to and from host memory.
+class DeviceMemory {
+public:
+  /// Allocates device memory for each buffer of `host`. Both arguments must outlive this.
+  Status mirror(const Plan &plan, const Memory &host, Device &device);
+  /// The mesh ranks of `host`, with device pointers.
+  const std::vector<verify::MeshRankMemory> &rankMemories() const { return rankMemories_; }
+
+  /// Copies all buffers.
+  Status toDevice() const { return copy(true); }
+  Status toHost() const { return copy(false); }
+
+private:
+  struct BufferPair {
+    std::byte *host, *there;
+    uint64_t bytes;
+  };
+  Status copy(bool toDevice) const;
+
+  Device *device_ = nullptr;
+  std::vector<verify::MeshRankMemory> rankMemories_;
+  std::vector<BufferPair> pairs_; // by instance
+};
+
+/// The resident memory of this process now, in bytes.
+uint64_t rssBytes();
+
+/// Keeps the resident memory of this process below `bytes` (0: no limit) by releasing the pages of mapped files. The
+/// contents remain in the files: the next access to a page reads it again. Threads that access files call check(). For
+/// other accesses, a thread calls it a few hundred times a second while this object lives. With a limit, the process's
+/// allocator returns large buffers to the system from now on.
+class ResidentMemoryLimit {
+public:
+  ResidentMemoryLimit(std::vector<const Memory *> files, uint64_t bytes);
+  ~ResidentMemoryLimit();
+  ResidentMemoryLimit(const ResidentMemoryLimit &) = delete;
+  ResidentMemoryLimit &operator=(const ResidentMemoryLimit &) = delete;
+
+  /// Releases the files' pages if the process is at half of the limit: other threads access more before their next
+  /// call. Takes microseconds if there is nothing to release. Any thread may call this, after about 1 MiB of accesses.
+  void check() const;
+
+private:
+  void watch() const;
+
+  const std::vector<const Memory *> files_;
+  const uint64_t bytes_;
+  std::atomic<bool> done_{false};
+  std::thread thread_;
+};
 
 } // namespace reshard::tools
