@@ -5,7 +5,7 @@
 #include "base/renames.h"
 #include "command/common.h"
 #include "executor/interfaces/transport_traits.h"
-#include "tools/run/carried_objects.h"
+#include "tools/run/carried.h"
 
 #include <cstdint>
 #include <optional>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The objects of a checkpoint, which are no tensors: those that a target receives, with the same bytes.
+// What targets receive beside tensors, with the same bytes: the objects of the source's checkpoint, and the other files
+// of a model.
 #pragma once
 
 #include "base/mapped_file.h"
@@ -44,5 +45,20 @@ private:
   std::map<std::string, MappedFile> files_;
   std::vector<checkpoints::ObjectSpec> objects_; // by name; their data is in files_
 };
+
+/// The files of a model other than its weights: config.json, generation_config.json, the tokenizer's files, code.
+struct ModelFiles {
+  std::string folder;
+  std::vector<std::string> names; // sorted
+  size_t skipped = 0;             // number of weights, folders and hidden files
+};
+
+/// The small files of a folder that are not weights. An error if it has no config.json, or a file that cannot be
+/// copied.
+Result<ModelFiles> findModelFiles(const std::string &folder);
+/// A digest of the files' names and contents, hexadecimal. An error if one cannot be read.
+Result<std::string> digestOf(const ModelFiles &files);
+/// Copies the files into a folder. An error if a file of the same name exists there.
+Status copyModelFiles(const ModelFiles &files, const std::string &folder);
 
 } // namespace reshard::tools
