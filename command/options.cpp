@@ -136,13 +136,11 @@ std::function<std::string(const std::string &)> setSwitch(bool &on) {
   };
 }
 
-std::function<std::string(const std::string &)> setNumber(uint64_t &number, uint64_t least, uint64_t most) {
-  return [&number, least, most](const std::string &value) -> std::string {
-    const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-    if (error != std::errc() || end != value.data() + value.size() || number < least || number > most)
-      return "found '" + value + "', expected a number from " + std::to_string(least) + " to " + std::to_string(most);
-    return {};
-  };
+std::string parseNumber(const std::string &value, uint64_t least, uint64_t most, uint64_t &number) {
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+  if (error != std::errc() || end != value.data() + value.size() || number < least || number > most)
+    return "found '" + value + "', expected a number from " + std::to_string(least) + " to " + std::to_string(most);
+  return {};
 }
 
 std::function<std::string(const std::string &)> setBytes(uint64_t &bytes) {

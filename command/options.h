@@ -38,10 +38,23 @@ int parseFlags(const Command &command, int argc, char **argv, std::vector<std::s
 /// Setters for Flag::set.
 std::function<std::string(const std::string &)> setText(std::string &text);
 std::function<std::string(const std::string &)> setSwitch(bool &on);
-std::function<std::string(const std::string &)> setNumber(uint64_t &number, uint64_t least, uint64_t most);
 std::function<std::string(const std::string &)> setBytes(uint64_t &bytes);
 std::function<std::string(const std::string &)> setSeconds(double &seconds);
 std::function<std::string(const std::string &)> setChoice(std::string &text, std::vector<std::string> choices);
+
+/// Reads a number from `least` to `most`. Returns an error text, empty if there is no error.
+std::string parseNumber(const std::string &value, uint64_t least, uint64_t most, uint64_t &number);
+
+/// Sets a number, or an optional one, of a type that has all numbers from `least` to `most`.
+template <class Number>
+std::function<std::string(const std::string &)> setNumber(Number &number, uint64_t least, uint64_t most) {
+  return [&number, least, most](const std::string &value) {
+    uint64_t found = 0;
+    std::string error = parseNumber(value, least, most, found);
+    number = static_cast<Number>(found);
+    return error;
+  };
+}
 
 /// Whether the output file of `option` is one of the inputs and would overwrite it; if so, prints an error.
 bool refuseOutput(const char *command, const char *option, const std::string &output,

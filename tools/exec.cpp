@@ -34,18 +34,6 @@ std::string rendezvousHelp() {
 
 Command commandOf(ExecutionOptions &options) {
   static const std::string kTransport = transportHelp(), kRendezvous = rendezvousHelp();
-  auto threads = [&options](const std::string &value) {
-    uint64_t number = 0;
-    std::string error = setNumber(number, 1, 4096)(value);
-    options.threads = static_cast<unsigned>(number);
-    return error;
-  };
-  auto rank = [&options](const std::string &value) {
-    uint64_t number = 0;
-    std::string error = setNumber(number, 0, UINT32_MAX)(value);
-    options.rank = static_cast<uint32_t>(number);
-    return error;
-  };
   auto leave = [&options](const std::string &value) {
     options.objects.leave.push_back(value);
     return std::string();
@@ -108,7 +96,8 @@ Command commandOf(ExecutionOptions &options) {
         setBytes(options.memory)},
        {"--seed", "N", "the first seed (default: 0)", setNumber(options.seed, 0, UINT64_MAX - 1)},
        {"--transport", "NAME", kTransport.c_str(), setChoice(options.transport, transportNames())},
-       {"--rank", "R", "the rank of this process (default: that of the launcher)", rank},
+       {"--rank", "R", "the rank of this process (default: that of the launcher)",
+        setNumber(options.rank, 0, UINT32_MAX)},
        {"--rendezvous", "URL", kRendezvous.c_str(), setText(options.rendezvous)},
        {"--job", "NAME", "a name that the processes have in common, for several jobs at one rendezvous",
         setText(options.job)},
@@ -121,7 +110,7 @@ Command commandOf(ExecutionOptions &options) {
         "synthesize in memory that other processes cannot map, as a program's own memory usually is",
         setSwitch(options.privateMemory)},
        {"--device", "NAME", "cpu (default), or cuda", setChoice(options.device, transportDevices())},
-       {"--threads", "N", "number of worker threads (default: all cores)", threads},
+       {"--threads", "N", "number of worker threads (default: all cores)", setNumber(options.threads, 1, 4096)},
        {"--repeat", "N", "number of runs (default: 1)", setNumber(options.repeat, 1, 1'000'000)},
        {"--timeout", "S",
         "deadline in seconds for each of these: joining the other processes, a run, synthesis, a comparison "

@@ -65,16 +65,6 @@ reshard::Status verifyJob(const std::string &path, const std::string &job) {
                                            (inputs ? "" : "; the plan does not hold the --set and --allow of its job"));
 }
 
-/// Sets an option of another integer type than setNumber() does.
-template <class Number> auto setUnsigned(Number &number, uint64_t least, uint64_t most) {
-  return [&number, least, most](const std::string &value) {
-    uint64_t read = 0;
-    std::string error = setNumber(read, least, most)(value);
-    number = static_cast<Number>(read);
-    return error;
-  };
-}
-
 Command commandOf(CommandLine &options) {
   return {
       kName,
@@ -82,7 +72,7 @@ Command commandOf(CommandLine &options) {
       "Prints a summary of a plan, or one of the reports below; or the tensors and objects of a checkpoint, which is a "
       "folder or a file (--list-formats: of which formats). No pickle is run.",
       {{"--rank", "N", "print every step of one rank, with param names",
-        setUnsigned<int64_t>(options.report.rank, 0, UINT32_MAX - 1)},
+        setNumber(options.report.rank, 0, UINT32_MAX - 1)},
        {"--param", "GLOB",
         "print the target params whose names match: their contents, and the ranks that send them; of a checkpoint: the "
         "tensors whose names match, with all their chunks",
@@ -105,7 +95,7 @@ Command commandOf(CommandLine &options) {
         setText(options.topology)},
        {"--replicas", "N",
         "simulate a plan with engine replicas for N of them (default: the number in the job); needs --simulate",
-        setUnsigned<uint32_t>(options.report.replicas, 1, reshard::schema::kMaxReplicas)},
+        setNumber(options.report.replicas, 1, reshard::schema::kMaxReplicas)},
        {"--trace", "FILE", "write the simulated activities for Perfetto; needs --simulate",
         setText(options.report.trace)},
        {"--timeout", "S", "deadline in seconds for --verify, --param, --explain and --simulate (default: none)",
