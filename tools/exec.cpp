@@ -34,6 +34,13 @@ std::string rendezvousHelp() {
 
 Command commandOf(ExecutionOptions &options) {
   static const std::string kTransport = transportHelp(), kRendezvous = rendezvousHelp();
+  // For an option that is wrong beside --synthesize, with the error.
+  auto notSynthesized = [&options](const char *why, std::function<std::string(const std::string &)> set) {
+    return [&options, why, set = std::move(set)](const std::string &value) {
+      options.notSynthesized.emplace_back(why);
+      return set(value);
+    };
+  };
   auto leave = [&options](const std::string &value) {
     options.objects.leave.push_back(value);
     return std::string();
@@ -52,7 +59,7 @@ Command commandOf(ExecutionOptions &options) {
        {"--target", "DIR",
         "folder to create; it appears only when it is complete; several targets: one subfolder for each (default: "
         "`storage` of the job's only target)",
-        setText(options.target)},
+        notSynthesized("--synthesize keeps the target in memory, expected no --target", setText(options.target))},
        {"--synthesize", "",
         "use values computed from (seed, tensor, element) instead of files; with --source: write source files with "
         "them and exit",
@@ -66,31 +73,32 @@ Command commandOf(ExecutionOptions &options) {
        {"--allow", "extra",
         "ignore tensors in the source's files that the plan does not use, and objects that the target cannot hold; the "
         "output names them by their patterns, the report lists all",
-        setChoice(options.allow, {"extra"})},
+        notSynthesized("--allow=extra applies to files, expected no --synthesize",
+                       setChoice(options.allow, {"extra"}))},
        {"--leave", "GLOB",
         "leave out the objects of the source's checkpoint with such names; all others are copied to the target; may be "
         "given several times",
-        leave},
+        notSynthesized("--leave applies to files, expected no --synthesize", leave)},
        {"--rename", "OLD=NEW",
         "names of tensors in the source's files, as for reshard-compile, which the plan was compiled with",
-        rename(options.renames)},
+        notSynthesized("--rename applies to files, expected no --synthesize", rename(options.renames))},
        {"--rename-objects", "OLD=NEW", "the same for the names of objects in the target",
-        rename(options.objects.renames)},
+        notSynthesized("--rename-objects applies to files, expected no --synthesize", rename(options.objects.renames))},
        {"--copy", "DIR",
         "copy config.json, the tokenizer and all other files of DIR, except weights, folders and hidden files, into "
         "the written checkpoint",
-        setText(options.copy)},
+        notSynthesized("--copy adds files to a written checkpoint, expected no --synthesize", setText(options.copy))},
        {"--max-shard-size", "SIZE",
         "the largest size of one file of a written checkpoint (default: 5 GB, as Hugging Face)",
         setBytes(options.shardBytes)},
        {"--resume", "",
         "keep an unfinished target with a journal if this process fails or is killed, and continue one that is there, "
         "of a run with the same options",
-        setSwitch(options.resume)},
+        notSynthesized("--resume continues the writing of files, expected no --synthesize", setSwitch(options.resume))},
        {"--no-sync", "",
         "do not wait until the written files are on their device: a loss of power may damage a finished target, and "
         "later errors of the device are not reported",
-        setSwitch(options.noSync)},
+        notSynthesized("--no-sync applies to written files, expected no --synthesize", setSwitch(options.noSync))},
        {"--memory", "SIZE",
         "keep the resident memory of this process, with its mapped files, below SIZE (bytes, or KiB, MiB, GiB)",
         setBytes(options.memory)},

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace reshard::tools {
 
@@ -33,6 +34,7 @@ struct ExecutionOptions {
   bool noSync = false;     // do not wait until written files are on their device
   bool resume = false;     // continue the run that left an unfinished target
   uint64_t shardBytes = 0; // largest file of a written checkpoint, in bytes; 0: 5 GB, as Hugging Face
+  std::vector<std::string> notSynthesized; // the errors of given options that are wrong beside --synthesize
 
   /// What holds for the transport on each of its devices.
   const TransportTraits &traits() const { return *findTransport(transport); }

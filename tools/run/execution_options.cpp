@@ -50,8 +50,6 @@ Status checkRank(const ExecutionOptions &options, const Plan &plan) {
 Status checkResume(const ExecutionOptions &options, const Plan &plan) {
   if (!options.resume)
     return {};
-  if (options.synthesize)
-    return invalid("--resume continues the writing of files, expected no --synthesize");
   if (options.noSync)
     return invalid("--resume keeps what is on the device, expected no --no-sync");
   if (options.repeat != 1 || options.device != "cpu")
@@ -68,31 +66,22 @@ Status checkResume(const ExecutionOptions &options, const Plan &plan) {
 Status checkOptions(const ExecutionOptions &options, const Plan &plan) {
   if (Status status = checkRank(options, plan); !status.ok())
     return status;
+  if (options.synthesize && !options.notSynthesized.empty())
+    return invalid(options.notSynthesized.front());
   if (Status status = checkResume(options, plan); !status.ok())
     return status;
   if (!options.synthesize)
     for (const auto &[option, output] : {std::pair("--report", options.report), std::pair("--trace", options.trace)})
       if (const Status status = checkNotStored(option, output, sourceFolder(options, plan), "source"); !status.ok())
         return invalid(status.message());
-  if (options.synthesize ? !options.target.empty() : sourceFolder(options, plan).empty())
-    return invalid(options.synthesize
-                       ? "--synthesize keeps the target in memory, expected no --target"
-                       : "the job names no folder for its source, expected --source=DIR or --synthesize");
+  if (!options.synthesize && sourceFolder(options, plan).empty())
+    return invalid("the job names no folder for its source, expected --source=DIR or --synthesize");
   std::error_code unknown;
   if (const std::string folder = sourceFolder(options, plan);
       !options.synthesize && options.source.empty() && !fs::exists(folder, unknown))
     return invalid("'" + folder +
                    "' does not exist: 'storage' of the job is relative to the plan's folder; --source=DIR "
                    "names another folder");
-  if (options.synthesize && options.noSync)
-    return invalid("--no-sync applies to written files, expected no --synthesize");
-  const bool chosen = !options.objects.leave.empty() || !options.objects.renames.empty() || !options.renames.empty();
-  if (options.synthesize && (!options.allow.empty() || chosen))
-    return invalid(std::string(!options.allow.empty()           ? "--allow=extra applies"
-                               : !options.objects.leave.empty() ? "--leave applies"
-                               : !options.renames.empty()       ? "--rename applies"
-                                                                : "--rename-objects applies") +
-                   " to files, expected no --synthesize");
   if (!options.synthesize && targetFolder(options, plan).empty())
     return invalid(plan.manifest().endpoints()->size() > 2
                        ? "the plan has several targets, expected --target=DIR, one folder for all"
@@ -101,8 +90,7 @@ Status checkOptions(const ExecutionOptions &options, const Plan &plan) {
   const bool written = !options.synthesize && std::any_of(endpoints.begin() + 1, endpoints.end(),
                                                           [](const schema::Endpoint *e) { return e->checkpoint(); });
   if (!options.copy.empty() && !written)
-    return invalid(std::string("--copy adds files to a written checkpoint, ") +
-                   (options.synthesize ? "expected no --synthesize" : "expected a target with 'storage' and no mesh"));
+    return invalid("--copy adds files to a written checkpoint, expected a target with 'storage' and no mesh");
   const bool made = options.synthesize && !options.source.empty() && endpoints.Get(0)->checkpoint();
   if (options.shardBytes > 0 && !written && !made)
     return invalid(
