@@ -41,7 +41,7 @@ inline void throwOnError(const Status &status) {
   throwOnError(status, !status.ok() && status.kind() == ErrorKind::failed ? kFailure : kUsage);
 }
 
-/// The value of a result, or as throwOnError().
+/// The value of a result, or as throwOnError() of the same arguments.
 template <class T, class... Code> T valueOrThrow(Result<T> result, Code... code) {
   throwOnError(result.status(), code...);
   return std::move(*result);

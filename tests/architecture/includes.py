@@ -120,7 +120,6 @@ MORE = {
     "tools/exec.cpp": "executor/interfaces/transport_traits.h",
     "tools/stored_files.h": "compiler/frontend llvm/",
     "tools/stored_files.cpp": "ir",
-    "tools/run/execution.cpp": "executor/rendezvous/launch.h",
     "tools/inspect.cpp": "compiler/* base/yaml/topology.h",
 }
 LESS = {
