@@ -106,22 +106,81 @@ public:
     Arrival arrival;
   };
   /// Allocates what this many requests need.
-  void reserve(size_t requests);
+  void reserve(size_t requests) {
+    arrivals_.reserve(kWindow + requests);
+    receives_.reserve(requests);
+  }
   /// The number of messages that have arrived, up to the first gap.
   uint64_t admitted() const { return admitted_; }
   /// Stores a message for match(). False if it breaks the protocol: `bytes` at `data` have come with it.
-  bool add(Arrival arrival, const void *data, size_t bytes);
+  bool add(Arrival arrival, const void *data, size_t bytes) {
+    const Header &header = arrival.header;
+    const bool known = std::any_of(arrivals_.begin(), arrivals_.end(),
+                                   [&](const Arrival &each) { return each.header.number == header.number; });
+    if (known || header.number < admitted_ || header.bytes > kMaxChannelBytes || arrivals_.size() >= kMaxArrivals)
+      return false;
+    if (arrival.descriptor) {
+      if (header.id == kReadMe || bytes != std::max<uint64_t>(header.bytes, 1))
+        return false;
+    } else if (header.id == kReadMe) {
+      if (bytes != 0)
+        return false;
+    } else {
+      if (!inbox_)
+        inbox_ = std::make_unique<Inbox>();
+      bool(&used)[kWindow] = inbox_->used;
+      arrival.place = static_cast<size_t>(std::find(std::begin(used), std::end(used), false) - std::begin(used));
+      if (arrival.place == kWindow || bytes != header.bytes || bytes > kEagerBytes)
+        return false;
+      used[arrival.place] = true;
+      if (bytes > 0)
+        std::memcpy(inbox_->memory[arrival.place], data, bytes);
+    }
+    arrivals_.push_back(arrival);
+    return true;
+  }
   /// The next message for which a receive waits.
-  std::optional<Match> match();
+  std::optional<Match> match() {
+    // UCX may pass on messages of different lengths in another order than they were sent.
+    while (true) {
+      const auto next = std::find_if(arrivals_.begin(), arrivals_.end(),
+                                     [&](const Arrival &each) { return each.header.number == admitted_; });
+      if (next == arrivals_.end())
+        return {};
+      const auto receive = std::find_if(receives_.begin(), receives_.end(),
+                                        [&](const Receive &each) { return each.tag == next->header.tag; });
+      if (receive != receives_.end()) {
+        const Match match{receive->request, *next};
+        arrivals_.erase(next);
+        receives_.erase(receive);
+        ++admitted_;
+        return match;
+      }
+      const auto later =
+          std::find_if(arrivals_.begin(), next, [&](const Arrival &each) { return each.header.number > admitted_; });
+      std::rotate(later, next, next + 1);
+      ++admitted_;
+    }
+  }
   /// The message that a new receive gets; null if it has not arrived.
-  const Arrival *find(uint32_t tag) const;
+  const Arrival *find(uint32_t tag) const {
+    const auto arrival = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival &each) {
+      return each.header.tag == tag && each.header.number < admitted_;
+    });
+    return arrival == arrivals_.end() ? nullptr : &*arrival;
+  }
   void remove(const Arrival *found) { arrivals_.erase(arrivals_.begin() + (found - arrivals_.data())); }
   void wait(size_t request, uint32_t tag) { receives_.push_back({request, tag}); }
   const std::byte *bytesOf(const Arrival &arrival) const { return inbox_->memory[arrival.place]; }
   /// The bytes of a message are copied.
   void free(const Arrival &arrival) { inbox_->used[arrival.place] = false; }
   /// Forgets all messages.
-  void drop(ucp_worker_h worker);
+  void drop(ucp_worker_h worker) {
+    for (const Arrival &arrival : arrivals_)
+      if (arrival.descriptor)
+        ucp_am_data_release(worker, arrival.descriptor);
+    arrivals_.clear();
+  }
 
 private:
   struct Receive {
@@ -137,75 +196,6 @@ private:
   std::unique_ptr<Inbox> inbox_;  // bytes of arrivals; made for the first one
   uint64_t admitted_ = 0;
 };
-
-void ArrivalQueue::reserve(size_t requests) {
-  arrivals_.reserve(kWindow + requests);
-  receives_.reserve(requests);
-}
-
-bool ArrivalQueue::add(Arrival arrival, const void *data, size_t bytes) {
-  const Header &header = arrival.header;
-  const bool known = std::any_of(arrivals_.begin(), arrivals_.end(),
-                                 [&](const Arrival &each) { return each.header.number == header.number; });
-  if (known || header.number < admitted_ || header.bytes > kMaxChannelBytes || arrivals_.size() >= kMaxArrivals)
-    return false;
-  if (arrival.descriptor) {
-    if (header.id == kReadMe || bytes != std::max<uint64_t>(header.bytes, 1))
-      return false;
-  } else if (header.id == kReadMe) {
-    if (bytes != 0)
-      return false;
-  } else {
-    if (!inbox_)
-      inbox_ = std::make_unique<Inbox>();
-    bool(&used)[kWindow] = inbox_->used;
-    arrival.place = static_cast<size_t>(std::find(std::begin(used), std::end(used), false) - std::begin(used));
-    if (arrival.place == kWindow || bytes != header.bytes || bytes > kEagerBytes)
-      return false;
-    used[arrival.place] = true;
-    if (bytes > 0)
-      std::memcpy(inbox_->memory[arrival.place], data, bytes);
-  }
-  arrivals_.push_back(arrival);
-  return true;
-}
-
-std::optional<ArrivalQueue::Match> ArrivalQueue::match() {
-  // UCX may pass on messages of different lengths in another order than they were sent.
-  while (true) {
-    const auto next = std::find_if(arrivals_.begin(), arrivals_.end(),
-                                   [&](const Arrival &each) { return each.header.number == admitted_; });
-    if (next == arrivals_.end())
-      return {};
-    const auto receive = std::find_if(receives_.begin(), receives_.end(),
-                                      [&](const Receive &each) { return each.tag == next->header.tag; });
-    if (receive != receives_.end()) {
-      const Match match{receive->request, *next};
-      arrivals_.erase(next);
-      receives_.erase(receive);
-      ++admitted_;
-      return match;
-    }
-    const auto later =
-        std::find_if(arrivals_.begin(), next, [&](const Arrival &each) { return each.header.number > admitted_; });
-    std::rotate(later, next, next + 1);
-    ++admitted_;
-  }
-}
-
-const Arrival *ArrivalQueue::find(uint32_t tag) const {
-  const auto arrival = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival &each) {
-    return each.header.tag == tag && each.header.number < admitted_;
-  });
-  return arrival == arrivals_.end() ? nullptr : &*arrival;
-}
-
-void ArrivalQueue::drop(ucp_worker_h worker) {
-  for (const Arrival &arrival : arrivals_)
-    if (arrival.descriptor)
-      ucp_am_data_release(worker, arrival.descriptor);
-  arrivals_.clear();
-}
 
 /// Why a peer is lost.
 struct Loss {
@@ -241,11 +231,16 @@ struct Request {
   uint32_t peer = 0, tag = 0;
   std::byte *data = nullptr;
   uint64_t bytes = 0;
-  Header header;               // the message that is sent; kRead for a receive
+  Header header = {};          // the message that is sent; kRead for a receive
   void *handle = nullptr;      // UCX reads the header, and moves the bytes of a message, until it is complete
   uint64_t from = 0, read = 0; // for kReads: the sender's address, and the number of bytes that are copied
-  Status error;                // a message of another size
+  Status error = {};           // a message of another size
 };
+
+std::string lostConnection(uint32_t rank, ucs_status_t status) {
+  return "the connection to rank " + std::to_string(rank) + " is lost: " + ucs_status_string(status) +
+         " (UCX); see whether that process has ended";
+}
 
 /// The processes of a rendezvous, with a connection to each.
 class ChannelPeers {
@@ -263,37 +258,155 @@ public:
   Worker &worker() { return worker_; }
 
   /// Allocates what this many requests need of each peer.
-  void reserve(size_t requests);
+  void reserve(size_t requests) {
+    requests_ = requests;
+    for (Peer &peer : peers_)
+      if (peer.connection)
+        peer.arrivals.reserve(requests);
+  }
   /// Publishes the worker's address and waits until all processes have joined.
-  Status join(const Deadline &deadline);
+  Status join(const Deadline &deadline) {
+    Status status =
+        worker_.isOpen() ? Status() : worker_.open(kProtocol, peers_.size(), UCP_FEATURE_AM, received_, argument_);
+    return status.ok() ? rendezvous_->join(worker_.address(), deadline) : status;
+  }
   /// Leaves these processes for those of another rendezvous.
-  Status rejoin(Rendezvous &rendezvous, const Deadline &deadline);
+  Status rejoin(Rendezvous &rendezvous, const Deadline &deadline) {
+    progressMore(); // UCX reports lost connections
+    closeFormer();
+    Rendezvous *const before = std::exchange(rendezvous_, &rendezvous);
+    if (Status status = join(deadline); !status.ok()) {
+      rendezvous_ = before;
+      return status;
+    }
+    std::vector<Peer> old = std::exchange(peers_, std::vector<Peer>(rendezvous.size()));
+    reported_.reset();
+    ran_ = false;
+    for (Peer &peer : old) {
+      peer.arrivals.drop(worker_);
+      if (peer.connection && !peer.loss && peer.connection->failure == UCS_OK)
+        former_[peer.connection->address] = peer.connection;
+      else if (peer.connection)
+        worker_.disconnect(*peer.connection);
+    }
+    return {};
+  }
   Status connect(uint32_t rank) { return connectBy(rank, deadlineIn(seconds_, interrupt_)); }
   /// Sends a header, with a text if there is one; nothing if the peer is lost, or not connected.
-  void post(uint32_t rank, Id id, uint64_t number, std::string_view text = {});
-  void tellRun(uint32_t rank, uint64_t run);
+  void post(uint32_t rank, Id id, uint64_t number, std::string_view text = {}) {
+    Connection *const connection = peers_[rank].connection;
+    if (!connection || isLost(rank))
+      return;
+    const Header header{.session = session(), .number = number, .rank = this->rank(), .id = id};
+    worker_.post(*connection, {reinterpret_cast<const char *>(&header), sizeof header}, text, sizeof header);
+  }
+  void tellRun(uint32_t rank, uint64_t run) {
+    ran_ = true;
+    if (worker_.isOpen())
+      post(rank, kRun, run);
+  }
 
   /// Fails if a peer for which this process waits is lost. Otherwise sends it a probe, if the last one is old. A peer
   /// that is stopped is not lost: its kernel accepts probes.
-  Status poll(uint32_t rank);
+  Status poll(uint32_t rank) {
+    Connection *const connection = peers_[rank].connection;
+    if (connection && !isLost(rank) && connection->pingIsDue(kProbeInterval))
+      post(rank, kProbe, 0);
+    return isLost(rank) ? report(rank) : Status();
+  }
   /// Sets why a peer is lost, unless that is known.
-  void lose(uint32_t rank, const std::string &reason);
-  void lose(uint32_t rank, ucs_status_t status);
+  void lose(uint32_t rank, const std::string &reason) {
+    if (!isLost(rank))
+      peers_[rank].loss = {rank, reason};
+  }
+  void lose(uint32_t rank, ucs_status_t status) { lose(rank, lostConnection(rank, status)); }
   /// Whether a peer is lost, or its connection.
-  bool isLost(uint32_t rank);
+  bool isLost(uint32_t rank) {
+    Peer &peer = peers_[rank];
+    if (!peer.loss && peer.connection && peer.connection->failure != UCS_OK)
+      peer.loss = {rank, lostConnection(rank, peer.connection->failure)};
+    return peer.loss.has_value();
+  }
   /// The error of a lost peer, for the caller.
-  Status report(uint32_t rank);
+  Status report(uint32_t rank) {
+    const Loss &loss = *peers_[rank].loss;
+    if (!reported_)
+      reported_ = loss;
+    return failed(loss.reason + (loss.rank == rank ? ""
+                                                   : "; rank " + std::to_string(rank) +
+                                                         ", for which this rank waits, failed because of it"));
+  }
   /// Tells the peers which rank failed first, and why.
-  void tell(const Status &reason);
+  void tell(const Status &reason) {
+    if (!reported_) // no peer is the cause
+      reported_ = {rank(), "rank " + std::to_string(rank()) + " has failed: " + reason.message()};
+    const std::string_view text = std::string_view(reported_->reason).substr(0, kMaxReason);
+    // In prepare all others wait for rank 0, and rank 0 for each of them, whether this process has connected or not.
+    const Deadline connected = deadlineIn(kConnectSeconds);
+    for (uint32_t peer = 0; !ran_ && peer < (rank() == 0 ? size() : 1) && !passed(connected); ++peer)
+      if (peer != rank() && !isLost(peer) && !connectBy(peer, connected).ok())
+        break;
+    for (uint32_t peer = 0; peer < size(); ++peer)
+      post(peer, kLoss, reported_->rank, text);
+    worker_.finish(deadlineIn(kTellSeconds));
+  }
   /// Ends the connections. `force`: without waiting for peers.
-  void disconnect(bool force);
+  void disconnect(bool force) {
+    if (!force && worker_.isOpen()) {
+      closeFormer();
+      for (Peer &peer : peers_)
+        if (peer.connection)
+          worker_.disconnect(*std::exchange(peer.connection, nullptr));
+      worker_.finish(deadlineIn(kCloseSeconds, interrupt_));
+    }
+    // TCP resets a connection that is closed with unread data, and the peer may lose what it has not received.
+    progressMore();
+    former_.clear();
+    for (Peer &peer : peers_) {
+      peer.connection = nullptr;
+      peer.arrivals.drop(worker_);
+    }
+  }
 
 private:
-  Status connectBy(uint32_t rank, const Deadline &deadline);
+  Status connectBy(uint32_t rank, const Deadline &deadline) {
+    Peer &peer = peers_[rank];
+    if (isLost(rank))
+      return report(rank);
+    if (peer.connection)
+      return {};
+    const Result<std::string> hello = rendezvous_->hello(rank, deadline);
+    if (!hello.ok())
+      return hello.status();
+    const auto former = former_.find(*hello);
+    const bool again = former != former_.end() && former->second->failure == UCS_OK;
+    Connection *const connection = again ? former->second : worker_.connect(*hello);
+    if (again)
+      former_.erase(former);
+    if (!connection)
+      return failed("rank " + std::to_string(rank) +
+                    " has another transport or version of reshard: expected that its hello begins with '" + kProtocol +
+                    "'");
+    if (const ucs_status_t status = connection->failure; status != UCS_OK) {
+      worker_.disconnect(*connection);
+      return failed("cannot connect to rank " + std::to_string(rank) + ": " + ucs_status_string(status) + " (UCX)");
+    }
+    peer.connection = connection;
+    peer.arrivals.reserve(requests_);
+    if (connection->memory.isOpen())
+      post(rank, kReader, 0);
+    return {};
+  }
   /// Closes the connections of `former_` that remain.
-  void closeFormer();
+  void closeFormer() {
+    for (const auto &[hello, connection] : std::exchange(former_, {}))
+      worker_.disconnect(*connection);
+  }
   /// Makes progress as long as work is ready.
-  void progressMore();
+  void progressMore() {
+    for (int more = 0; worker_.isOpen() && more < kMoreProgress; ++more)
+      worker_.progress();
+  }
 
   Rendezvous *rendezvous_;
   const double seconds_;
@@ -314,49 +427,296 @@ public:
   explicit UcxChannel(const ChannelOptions &options) : peers_(options, &onMessage, this) { fresh_.reserve(size()); }
   UcxChannel(const UcxChannel &) = delete;
   UcxChannel &operator=(const UcxChannel &) = delete;
-  ~UcxChannel() override;
+  ~UcxChannel() override {
+    const bool idle = std::all_of(requests_.begin(), requests_.end(),
+                                  [](const Request &request) { return request.state == Request::kDone; });
+    close(!idle);
+  }
 
   Status join(const Deadline &deadline) { return peers_.join(deadline); }
 
   uint32_t rank() const override { return peers_.rank(); }
   uint32_t size() const override { return peers_.size(); }
   uint32_t maxTag() const override { return INT32_MAX; }
-  void reserve(size_t requests) override;
-  Status registerMemory(std::byte *data, uint64_t bytes) override;
-  void keepMemory(const std::vector<MemoryRange> &ranges) override;
-  Status rejoin(Rendezvous &rendezvous, const Deadline &deadline) override;
+  void reserve(size_t requests) override {
+    requests_ = std::vector<Request>(requests);
+    reading_.reserve(requests);
+    peers_.reserve(requests);
+  }
+  Status registerMemory(std::byte *data, uint64_t bytes) override {
+    if (!worker_.isOpen())
+      return invalid("the channel is closed");
+    if (!worker_.regionOf(data, bytes))
+      worker_.unregisterIf([&](const Region &region) { return region.begin < data + bytes && data < region.end; });
+    return worker_.registerMemory(data, bytes);
+  }
+  void keepMemory(const std::vector<MemoryRange> &ranges) override {
+    worker_.unregisterIf([&](const Region &region) {
+      return std::none_of(ranges.begin(), ranges.end(), [&](const MemoryRange &range) {
+        return range.begin <= region.begin && region.end <= range.end;
+      });
+    });
+  }
+  Status rejoin(Rendezvous &rendezvous, const Deadline &deadline) override {
+    const bool anew = !worker_.isOpen();
+    if (Status status = peers_.rejoin(rendezvous, deadline); !status.ok()) {
+      if (anew)
+        close(true);
+      return status;
+    }
+    fresh_.clear();
+    fresh_.reserve(size());
+    reading_.clear();
+    return {};
+  }
   Status connect(uint32_t peer) override { return peers_.connect(peer); }
-  Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override;
-  Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override;
-  Result<bool> test(size_t request) override;
-  Status check(uint32_t peer) override;
+  Status send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) override {
+    if (Status status = begin(request, {.sends = true, .peer = peer, .tag = tag, .bytes = bytes}); !status.ok())
+      return status;
+    Peer &to = peers_[peer];
+    Request &mine = requests_[request];
+    mine.header = {.number = to.sent++, .bytes = bytes, .tag = tag};
+    const Region *region = bytes > kEagerBytes && to.readsOurs ? worker_.regionOf(data, bytes) : nullptr;
+    if (region && region->host) {
+      mine.header.address = reinterpret_cast<uint64_t>(data);
+      mine.state = Request::kIsRead;
+      start(mine, kReadMe, UCP_AM_SEND_FLAG_EAGER);
+    } else {
+      const bool eager = bytes <= kEagerBytes && to.eagerSent - to.eagerTaken < kWindow, nothing = !eager && bytes == 0;
+      to.eagerSent += eager;
+      start(mine, kMessage, eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV, nothing ? &nothing_ : data,
+            nothing ? 1 : bytes);
+      mine.state = mine.handle ? Request::kMoves : Request::kDone;
+    }
+    return peers_.isLost(peer) ? peers_.report(peer) : Status();
+  }
+  Status receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) override {
+    if (Status status =
+            begin(request, {.state = Request::kWaits, .peer = peer, .tag = tag, .data = data, .bytes = bytes});
+        !status.ok())
+      return status;
+    ArrivalQueue &arrivals = peers_[peer].arrivals;
+    const Arrival *const arrival = arrivals.find(tag);
+    if (!arrival) {
+      arrivals.wait(request, tag);
+      return {};
+    }
+    const Arrival found = *arrival;
+    arrivals.remove(arrival);
+    take(request, found);
+    return {};
+  }
+  Result<bool> test(size_t number) override {
+    if (!worker_.isOpen())
+      return invalid("the channel is closed: a run has failed");
+    Request &request = requests_[number];
+    if (request.state == Request::kDone)
+      return true;
+    progress();
+    if (!request.error.ok())
+      return request.error;
+    settle(request);
+    if (request.state == Request::kDone)
+      return true;
+    if (Status status = peers_.poll(request.peer); !status.ok())
+      return status;
+    return false;
+  }
+  Status check(uint32_t peer) override {
+    if (!worker_.isOpen())
+      return invalid("the channel is closed: a run has failed");
+    if (Status status = connect(peer); !status.ok())
+      return status;
+    progress();
+    return peers_.poll(peer);
+  }
   void tellRun(uint32_t peer, uint64_t run) override { peers_.tellRun(peer, run); }
   std::optional<uint64_t> lastRunOf(uint32_t peer) const override { return peers_[peer].run; }
-  bool abandon(const Status &reason) override;
+  bool abandon(const Status &reason) override {
+    if (worker_.isOpen())
+      peers_.tell(reason);
+    close(true);
+    return true;
+  }
 
 private:
   /// Checks the arguments of a message, connects to its peer and sets the request.
-  Status begin(size_t request, const Request &message);
-  void progress();
+  Status begin(size_t request, const Request &message) {
+    if (!worker_.isOpen())
+      return invalid("the channel is closed: a run has failed");
+    if (message.peer >= size() || message.tag > maxTag() || message.bytes > kMaxChannelBytes)
+      return invalid("a message of " + std::to_string(message.bytes) + " bytes with tag " +
+                     std::to_string(message.tag) + " for rank " + std::to_string(message.peer) + ", expected at most " +
+                     std::to_string(kMaxChannelBytes) + " bytes, a tag of at most " + std::to_string(maxTag()) +
+                     " and a rank below " + std::to_string(size()));
+    // A message that has arrived is received, even if its sender has ended since.
+    if (Status status = connect(message.peer);
+        !status.ok() && (message.sends || !peers_[message.peer].arrivals.find(message.tag)))
+      return status;
+    requests_[request] = message;
+    return {};
+  }
+  void progress() {
+    worker_.progress();
+    while (!fresh_.empty()) {
+      Peer &peer = peers_[fresh_.back()];
+      fresh_.pop_back();
+      peer.fresh = false;
+      while (const std::optional<ArrivalQueue::Match> match = peer.arrivals.match())
+        take(match->request, match->arrival);
+    }
+    if (!reading_.empty())
+      readPart(reading_.front());
+  }
   /// Starts to move the bytes of an arrival to a receive.
-  void take(size_t request, const Arrival &arrival);
+  void take(size_t number, const Arrival &arrival) {
+    Request &request = requests_[number];
+    Peer &peer = peers_[request.peer];
+    request.state = Request::kMoves;
+    if (arrival.header.bytes != request.bytes) {
+      request.error = failed("received a message of " + std::to_string(arrival.header.bytes) + " bytes from rank " +
+                             std::to_string(request.peer) + ", expected " + std::to_string(request.bytes));
+      if (arrival.descriptor)
+        ucp_am_data_release(worker_, arrival.descriptor);
+    } else if (arrival.header.id == kReadMe) {
+      request.state = Request::kReads;
+      request.from = arrival.header.address;
+      request.header.number = arrival.header.number;
+      reading_.push_back(number);
+    } else if (arrival.descriptor) {
+      ucp_request_param_t param{};
+      describe(param, request.data, request.bytes);
+      const bool nothing = request.bytes == 0;
+      request.handle = ucp_am_recv_data_nbx(worker_, arrival.descriptor, nothing ? &nothing_ : request.data,
+                                            nothing ? 1 : request.bytes, &param);
+      settle(request);
+    } else {
+      if (request.bytes > 0)
+        std::memcpy(request.data, peer.arrivals.bytesOf(arrival), request.bytes);
+      request.state = Request::kDone;
+    }
+    if (!arrival.eager())
+      return;
+    peer.arrivals.free(arrival);
+    if (++peer.taken - peer.credited >= kWindow / 2 && peer.connection && !peer.connection->isFull()) {
+      peer.credited = peer.taken; // else a later one includes this
+      peers_.post(request.peer, kCredit, peer.taken);
+    }
+  }
   /// Reads the next part of a message out of the sender's memory.
-  void readPart(size_t request);
+  void readPart(size_t number) {
+    Request &request = requests_[number];
+    const bool read =
+        peers_[request.peer].connection->memory.readPart(request.data, request.from, request.bytes, request.read);
+    if (read && request.read < request.bytes)
+      return;
+    reading_.erase(reading_.begin());
+    request.state = read ? Request::kMoves : Request::kFails;
+    if (read) {
+      start(request, kRead, UCP_AM_SEND_FLAG_EAGER);
+      return;
+    }
+    // Before it ended, the peer may have sent which rank failed first.
+    for (int more = 0; more < kMoreProgress && !peers_.isLost(request.peer); ++more)
+      worker_.progress();
+    peers_.lose(request.peer, "the memory of rank " + std::to_string(request.peer) +
+                                  " cannot be read; see whether that process has ended");
+  }
   /// Sends the header of a request, with data if there are any. `flag`: UCP_AM_SEND_FLAG_…
-  void start(Request &request, Id id, unsigned flag, const std::byte *data = nullptr, uint64_t bytes = 0);
+  void start(Request &request, Id id, unsigned flag, const std::byte *data = nullptr, uint64_t bytes = 0) {
+    request.header.session = peers_.session();
+    request.header.rank = rank();
+    request.header.id = id;
+    ucp_request_param_t param{};
+    param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
+    param.flags = flag;
+    describe(param, data, bytes);
+    void *const handle = ucp_am_send_nbx(peers_[request.peer].connection->endpoint, 0, &request.header, sizeof(Header),
+                                         data, bytes, &param);
+    if (UCS_PTR_IS_ERR(handle))
+      peers_.lose(request.peer, UCS_PTR_STATUS(handle));
+    else
+      request.handle = handle;
+  }
+  /// Sets the state of a request whose operation of UCX has ended.
+  void settle(Request &request) {
+    const std::optional<ucs_status_t> result = resultOf(request.handle);
+    if (result && *result != UCS_OK) {
+      peers_.lose(request.peer, *result);
+      request.state = Request::kFails;
+    } else if (result && request.state == Request::kMoves) {
+      request.state = Request::kDone;
+    }
+  }
   /// Sets the memory handle of an operation.
-  void describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes);
+  void describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) {
+    if (const Region *region = bytes > kEagerBytes ? worker_.regionOf(data, bytes) : nullptr) {
+      param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
+      param.memh = region->handle;
+    }
+  }
   /// Frees all that the channel has of UCX: nothing writes to the memory of messages later. `force`: without waiting
   /// for peers.
-  void close(bool force);
+  void close(bool force) {
+    peers_.disconnect(force);
+    for (Request &request : requests_)
+      if (request.handle)
+        ucp_request_free(std::exchange(request.handle, nullptr));
+    worker_.close();
+  }
 
   /// UCX has received an active message; `channel` is a UcxChannel.
   static ucs_status_t onMessage(void *channel, const void *header, size_t headerBytes, void *data, size_t bytes,
-                                const ucp_am_recv_param_t *param);
+                                const ucp_am_recv_param_t *param) {
+    UcxChannel &self = *static_cast<UcxChannel *>(channel);
+    const bool announced = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    const ucs_status_t drop = announced ? UCS_ERR_REJECTED : UCS_OK;
+    Header own;
+    if (headerBytes != sizeof own)
+      return drop;
+    std::memcpy(&own, header, sizeof own);
+    if (own.session != self.peers_.session() || own.rank >= self.size())
+      return drop; // it is a message of another job
+    if (own.id == kMessage || own.id == kReadMe)
+      return self.arrive({own, 0, announced ? data : nullptr}, data, bytes) ? UCS_INPROGRESS : drop;
+    if (!announced)
+      self.notified(own, {static_cast<const char *>(data), bytes});
+    return drop;
+  }
   /// Stores a message until progress(). Returns whether UCX must keep `data`, the descriptor of a rendezvous.
-  bool arrive(const Arrival &arrival, const void *data, size_t bytes);
+  bool arrive(const Arrival &arrival, const void *data, size_t bytes) {
+    const Header &header = arrival.header;
+    Peer &peer = peers_[header.rank];
+    const bool allowed = header.id != kReadMe || (peer.connection && peer.connection->memory.isOpen());
+    if (!allowed || !peer.arrivals.add(arrival, data, bytes)) {
+      peers_.lose(header.rank, "rank " + std::to_string(header.rank) +
+                                   " sent a message that breaks the protocol: number " + std::to_string(header.number) +
+                                   " after " + std::to_string(peer.arrivals.admitted()) + ", " +
+                                   std::to_string(header.bytes) + " bytes, found " + std::to_string(bytes));
+      return false;
+    }
+    if (!std::exchange(peer.fresh, true))
+      fresh_.push_back(header.rank);
+    return arrival.descriptor != nullptr;
+  }
   /// Handles a header alone.
-  void notified(const Header &header, std::string_view text);
+  void notified(const Header &header, std::string_view text) {
+    Peer &peer = peers_[header.rank];
+    if (header.id == kReader) {
+      peer.readsOurs = true;
+    } else if (header.id == kCredit) {
+      if (header.number <= peer.eagerSent) // credits may arrive in another order than they were sent
+        peer.eagerTaken = std::max(peer.eagerTaken, header.number);
+    } else if (header.id == kRead) {
+      for (Request &request : requests_)
+        if (request.state == Request::kIsRead && request.peer == header.rank && request.header.number == header.number)
+          request.state = Request::kMoves;
+    } else if (header.id == kRun) {
+      peer.run = std::max(peer.run, header.number);
+    } else if (header.id == kLoss && header.number < size()) {
+      peer.loss = Loss{static_cast<uint32_t>(header.number), std::string(text)};
+    }
+  }
 
   ChannelPeers peers_;
   Worker &worker_ = peers_.worker();
@@ -365,468 +725,6 @@ private:
   std::vector<size_t> reading_; // requests of state kReads, in the order of their beginning
   std::byte nothing_{};         // sent in place of no bytes, which UCX does not send by rendezvous
 };
-
-std::string lostConnection(uint32_t rank, ucs_status_t status) {
-  return "the connection to rank " + std::to_string(rank) + " is lost: " + ucs_status_string(status) +
-         " (UCX); see whether that process has ended";
-}
-
-void ChannelPeers::reserve(size_t requests) {
-  requests_ = requests;
-  for (Peer &peer : peers_)
-    if (peer.connection)
-      peer.arrivals.reserve(requests);
-}
-
-Status ChannelPeers::join(const Deadline &deadline) {
-  Status status =
-      worker_.isOpen() ? Status() : worker_.open(kProtocol, peers_.size(), UCP_FEATURE_AM, received_, argument_);
-  return status.ok() ? rendezvous_->join(worker_.address(), deadline) : status;
-}
-
-Status ChannelPeers::connectBy(uint32_t rank, const Deadline &deadline) {
-  Peer &peer = peers_[rank];
-  if (isLost(rank))
-    return report(rank);
-  if (peer.connection)
-    return {};
-  const Result<std::string> hello = rendezvous_->hello(rank, deadline);
-  if (!hello.ok())
-    return hello.status();
-  const auto former = former_.find(*hello);
-  const bool again = former != former_.end() && former->second->failure == UCS_OK;
-  Connection *const connection = again ? former->second : worker_.connect(*hello);
-  if (again)
-    former_.erase(former);
-  if (!connection)
-    return failed("rank " + std::to_string(rank) + " has another transport or version of reshard: expected that its " +
-                  "hello begins with '" + kProtocol + "'");
-  if (const ucs_status_t status = connection->failure; status != UCS_OK) {
-    worker_.disconnect(*connection);
-    return failed("cannot connect to rank " + std::to_string(rank) + ": " + ucs_status_string(status) + " (UCX)");
-  }
-  peer.connection = connection;
-  peer.arrivals.reserve(requests_);
-  if (connection->memory.isOpen())
-    post(rank, kReader, 0);
-  return {};
-}
-
-Status ChannelPeers::rejoin(Rendezvous &rendezvous, const Deadline &deadline) {
-  progressMore(); // UCX reports lost connections
-  closeFormer();
-  Rendezvous *const before = std::exchange(rendezvous_, &rendezvous);
-  if (Status status = join(deadline); !status.ok()) {
-    rendezvous_ = before;
-    return status;
-  }
-  std::vector<Peer> old = std::exchange(peers_, std::vector<Peer>(rendezvous.size()));
-  reported_.reset();
-  ran_ = false;
-  for (Peer &peer : old) {
-    peer.arrivals.drop(worker_);
-    if (peer.connection && !peer.loss && peer.connection->failure == UCS_OK)
-      former_[peer.connection->address] = peer.connection;
-    else if (peer.connection)
-      worker_.disconnect(*peer.connection);
-  }
-  return {};
-}
-
-void ChannelPeers::closeFormer() {
-  for (const auto &[hello, connection] : std::exchange(former_, {}))
-    worker_.disconnect(*connection);
-}
-
-void ChannelPeers::progressMore() {
-  for (int more = 0; worker_.isOpen() && more < kMoreProgress; ++more)
-    worker_.progress();
-}
-
-void ChannelPeers::disconnect(bool force) {
-  if (!force && worker_.isOpen()) {
-    closeFormer();
-    for (Peer &peer : peers_)
-      if (peer.connection)
-        worker_.disconnect(*std::exchange(peer.connection, nullptr));
-    worker_.finish(deadlineIn(kCloseSeconds, interrupt_));
-  }
-  // TCP resets a connection that is closed with unread data, and the peer may lose what it has not received.
-  progressMore();
-  former_.clear();
-  for (Peer &peer : peers_) {
-    peer.connection = nullptr;
-    peer.arrivals.drop(worker_);
-  }
-}
-
-void ChannelPeers::tell(const Status &reason) {
-  if (!reported_) // no peer is the cause
-    reported_ = {rank(), "rank " + std::to_string(rank()) + " has failed: " + reason.message()};
-  const std::string_view text = std::string_view(reported_->reason).substr(0, kMaxReason);
-  // In prepare all others wait for rank 0, and rank 0 for each of them, whether this process has connected or not.
-  const Deadline connected = deadlineIn(kConnectSeconds);
-  for (uint32_t peer = 0; !ran_ && peer < (rank() == 0 ? size() : 1) && !passed(connected); ++peer)
-    if (peer != rank() && !isLost(peer) && !connectBy(peer, connected).ok())
-      break;
-  for (uint32_t peer = 0; peer < size(); ++peer)
-    post(peer, kLoss, reported_->rank, text);
-  worker_.finish(deadlineIn(kTellSeconds));
-}
-
-void ChannelPeers::post(uint32_t rank, Id id, uint64_t number, std::string_view text) {
-  Connection *const connection = peers_[rank].connection;
-  if (!connection || isLost(rank))
-    return;
-  Header header;
-  header.session = rendezvous_->session();
-  header.number = number;
-  header.rank = this->rank();
-  header.id = id;
-  worker_.post(*connection, {reinterpret_cast<const char *>(&header), sizeof header}, text, sizeof header);
-}
-
-void ChannelPeers::tellRun(uint32_t rank, uint64_t run) {
-  ran_ = true;
-  if (worker_.isOpen())
-    post(rank, kRun, run);
-}
-
-Status ChannelPeers::poll(uint32_t rank) {
-  Connection *const connection = peers_[rank].connection;
-  if (connection && !isLost(rank) && connection->pingIsDue(kProbeInterval))
-    post(rank, kProbe, 0);
-  return isLost(rank) ? report(rank) : Status();
-}
-
-void ChannelPeers::lose(uint32_t rank, const std::string &reason) {
-  if (!isLost(rank))
-    peers_[rank].loss = {rank, reason};
-}
-
-void ChannelPeers::lose(uint32_t rank, ucs_status_t status) { lose(rank, lostConnection(rank, status)); }
-
-bool ChannelPeers::isLost(uint32_t rank) {
-  Peer &peer = peers_[rank];
-  if (!peer.loss && peer.connection && peer.connection->failure != UCS_OK)
-    peer.loss = {rank, lostConnection(rank, peer.connection->failure)};
-  return peer.loss.has_value();
-}
-
-Status ChannelPeers::report(uint32_t rank) {
-  const Loss &loss = *peers_[rank].loss;
-  if (!reported_)
-    reported_ = loss;
-  return failed(loss.reason + (loss.rank == rank ? ""
-                                                 : "; rank " + std::to_string(rank) +
-                                                       ", for which this rank waits, failed because of it"));
-}
-
-UcxChannel::~UcxChannel() {
-  const bool idle = std::all_of(requests_.begin(), requests_.end(),
-                                [](const Request &request) { return request.state == Request::kDone; });
-  close(!idle);
-}
-
-void UcxChannel::reserve(size_t requests) {
-  requests_ = std::vector<Request>(requests);
-  reading_.reserve(requests);
-  peers_.reserve(requests);
-}
-
-Status UcxChannel::rejoin(Rendezvous &rendezvous, const Deadline &deadline) {
-  const bool anew = !worker_.isOpen();
-  if (Status status = peers_.rejoin(rendezvous, deadline); !status.ok()) {
-    if (anew)
-      close(true);
-    return status;
-  }
-  fresh_.clear();
-  fresh_.reserve(size());
-  reading_.clear();
-  return {};
-}
-
-Status UcxChannel::registerMemory(std::byte *data, uint64_t bytes) {
-  if (!worker_.isOpen())
-    return invalid("the channel is closed");
-  if (!worker_.regionOf(data, bytes))
-    worker_.unregisterIf([&](const Region &region) { return region.begin < data + bytes && data < region.end; });
-  return worker_.registerMemory(data, bytes);
-}
-
-void UcxChannel::keepMemory(const std::vector<MemoryRange> &ranges) {
-  worker_.unregisterIf([&](const Region &region) {
-    return std::none_of(ranges.begin(), ranges.end(), [&](const MemoryRange &range) {
-      return range.begin <= region.begin && region.end <= range.end;
-    });
-  });
-}
-
-bool UcxChannel::abandon(const Status &reason) {
-  if (worker_.isOpen())
-    peers_.tell(reason);
-  close(true);
-  return true;
-}
-
-void UcxChannel::close(bool force) {
-  peers_.disconnect(force);
-  for (Request &request : requests_)
-    if (request.handle)
-      ucp_request_free(std::exchange(request.handle, nullptr));
-  worker_.close();
-}
-
-void UcxChannel::describe(ucp_request_param_t &param, const std::byte *data, uint64_t bytes) {
-  if (const Region *region = bytes > kEagerBytes ? worker_.regionOf(data, bytes) : nullptr) {
-    param.op_attr_mask |= UCP_OP_ATTR_FIELD_MEMH;
-    param.memh = region->handle;
-  }
-}
-
-Status UcxChannel::begin(size_t request, const Request &message) {
-  if (!worker_.isOpen())
-    return invalid("the channel is closed: a run has failed");
-  if (message.peer >= size() || message.tag > maxTag() || message.bytes > kMaxChannelBytes)
-    return invalid("a message of " + std::to_string(message.bytes) + " bytes with tag " + std::to_string(message.tag) +
-                   " for rank " + std::to_string(message.peer) + ", expected at most " +
-                   std::to_string(kMaxChannelBytes) + " bytes, a tag of at most " + std::to_string(maxTag()) +
-                   " and a rank below " + std::to_string(size()));
-  // A message that has arrived is received, even if its sender has ended since.
-  if (Status status = connect(message.peer);
-      !status.ok() && (message.sends || !peers_[message.peer].arrivals.find(message.tag)))
-    return status;
-  requests_[request] = message;
-  return {};
-}
-
-Status UcxChannel::send(size_t request, uint32_t peer, uint32_t tag, const std::byte *data, uint64_t bytes) {
-  Request message;
-  message.sends = true;
-  message.peer = peer;
-  message.tag = tag;
-  message.bytes = bytes;
-  if (Status status = begin(request, message); !status.ok())
-    return status;
-  Peer &to = peers_[peer];
-  Request &mine = requests_[request];
-  mine.header.number = to.sent++;
-  mine.header.bytes = bytes;
-  mine.header.tag = tag;
-  const Region *region = bytes > kEagerBytes && to.readsOurs ? worker_.regionOf(data, bytes) : nullptr;
-  if (region && region->host) {
-    mine.header.address = reinterpret_cast<uint64_t>(data);
-    mine.state = Request::kIsRead;
-    start(mine, kReadMe, UCP_AM_SEND_FLAG_EAGER);
-  } else {
-    const bool eager = bytes <= kEagerBytes && to.eagerSent - to.eagerTaken < kWindow, nothing = !eager && bytes == 0;
-    to.eagerSent += eager;
-    start(mine, kMessage, eager ? UCP_AM_SEND_FLAG_EAGER : UCP_AM_SEND_FLAG_RNDV, nothing ? &nothing_ : data,
-          nothing ? 1 : bytes);
-    mine.state = mine.handle ? Request::kMoves : Request::kDone;
-  }
-  return peers_.isLost(peer) ? peers_.report(peer) : Status();
-}
-
-Status UcxChannel::receive(size_t request, uint32_t peer, uint32_t tag, std::byte *data, uint64_t bytes) {
-  Request message;
-  message.state = Request::kWaits;
-  message.peer = peer;
-  message.tag = tag;
-  message.data = data;
-  message.bytes = bytes;
-  if (Status status = begin(request, message); !status.ok())
-    return status;
-  ArrivalQueue &arrivals = peers_[peer].arrivals;
-  const Arrival *const arrival = arrivals.find(tag);
-  if (!arrival) {
-    arrivals.wait(request, tag);
-    return {};
-  }
-  const Arrival found = *arrival;
-  arrivals.remove(arrival);
-  take(request, found);
-  return {};
-}
-
-void UcxChannel::take(size_t number, const Arrival &arrival) {
-  Request &request = requests_[number];
-  Peer &peer = peers_[request.peer];
-  request.state = Request::kMoves;
-  if (arrival.header.bytes != request.bytes) {
-    request.error = failed("received a message of " + std::to_string(arrival.header.bytes) + " bytes from rank " +
-                           std::to_string(request.peer) + ", expected " + std::to_string(request.bytes));
-    if (arrival.descriptor)
-      ucp_am_data_release(worker_, arrival.descriptor);
-  } else if (arrival.header.id == kReadMe) {
-    request.state = Request::kReads;
-    request.from = arrival.header.address;
-    request.header.number = arrival.header.number;
-    reading_.push_back(number);
-  } else if (arrival.descriptor) {
-    ucp_request_param_t param{};
-    describe(param, request.data, request.bytes);
-    const bool nothing = request.bytes == 0;
-    void *const handle = ucp_am_recv_data_nbx(worker_, arrival.descriptor, nothing ? &nothing_ : request.data,
-                                              nothing ? 1 : request.bytes, &param);
-    if (UCS_PTR_IS_ERR(handle)) {
-      peers_.lose(request.peer, UCS_PTR_STATUS(handle));
-      request.state = Request::kFails;
-    } else {
-      request.handle = handle;
-      if (handle == nullptr)
-        request.state = Request::kDone;
-    }
-  } else {
-    if (request.bytes > 0)
-      std::memcpy(request.data, peer.arrivals.bytesOf(arrival), request.bytes);
-    request.state = Request::kDone;
-  }
-  if (!arrival.eager())
-    return;
-  peer.arrivals.free(arrival);
-  if (++peer.taken - peer.credited >= kWindow / 2 && peer.connection && !peer.connection->isFull()) {
-    peer.credited = peer.taken; // else a later one includes this
-    peers_.post(request.peer, kCredit, peer.taken);
-  }
-}
-
-void UcxChannel::readPart(size_t number) {
-  Request &request = requests_[number];
-  const bool read =
-      peers_[request.peer].connection->memory.readPart(request.data, request.from, request.bytes, request.read);
-  if (read && request.read < request.bytes)
-    return;
-  reading_.erase(reading_.begin());
-  request.state = read ? Request::kMoves : Request::kFails;
-  if (read) {
-    start(request, kRead, UCP_AM_SEND_FLAG_EAGER);
-    return;
-  }
-  // Before it ended, the peer may have sent which rank failed first.
-  for (int more = 0; more < kMoreProgress && !peers_.isLost(request.peer); ++more)
-    worker_.progress();
-  peers_.lose(request.peer, "the memory of rank " + std::to_string(request.peer) +
-                                " cannot be read; see whether that process has ended");
-}
-
-void UcxChannel::start(Request &request, Id id, unsigned flag, const std::byte *data, uint64_t bytes) {
-  request.header.session = peers_.session();
-  request.header.rank = rank();
-  request.header.id = id;
-  ucp_request_param_t param{};
-  param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = flag;
-  describe(param, data, bytes);
-  void *const handle = ucp_am_send_nbx(peers_[request.peer].connection->endpoint, 0, &request.header, sizeof(Header),
-                                       data, bytes, &param);
-  if (UCS_PTR_IS_ERR(handle))
-    peers_.lose(request.peer, UCS_PTR_STATUS(handle));
-  else
-    request.handle = handle;
-}
-
-void UcxChannel::progress() {
-  worker_.progress();
-  while (!fresh_.empty()) {
-    Peer &peer = peers_[fresh_.back()];
-    fresh_.pop_back();
-    peer.fresh = false;
-    while (const std::optional<ArrivalQueue::Match> match = peer.arrivals.match())
-      take(match->request, match->arrival);
-  }
-  if (!reading_.empty())
-    readPart(reading_.front());
-}
-
-Result<bool> UcxChannel::test(size_t number) {
-  if (!worker_.isOpen())
-    return invalid("the channel is closed: a run has failed");
-  Request &request = requests_[number];
-  if (request.state == Request::kDone)
-    return true;
-  progress();
-  if (request.handle) {
-    const ucs_status_t status = ucp_request_check_status(request.handle);
-    if (status != UCS_INPROGRESS)
-      ucp_request_free(std::exchange(request.handle, nullptr));
-    if (status != UCS_INPROGRESS && status != UCS_OK) {
-      peers_.lose(request.peer, status);
-      request.state = Request::kFails;
-    }
-  }
-  if (!request.error.ok())
-    return request.error;
-  if (request.state == Request::kMoves && !request.handle)
-    request.state = Request::kDone;
-  if (request.state == Request::kDone)
-    return true;
-  if (Status status = peers_.poll(request.peer); !status.ok())
-    return status;
-  return false;
-}
-
-Status UcxChannel::check(uint32_t peer) {
-  if (!worker_.isOpen())
-    return invalid("the channel is closed: a run has failed");
-  if (Status status = connect(peer); !status.ok())
-    return status;
-  progress();
-  return peers_.poll(peer);
-}
-
-ucs_status_t UcxChannel::onMessage(void *channel, const void *header, size_t headerBytes, void *data, size_t bytes,
-                                   const ucp_am_recv_param_t *param) {
-  UcxChannel &self = *static_cast<UcxChannel *>(channel);
-  const bool announced = (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
-  const ucs_status_t drop = announced ? UCS_ERR_REJECTED : UCS_OK;
-  Header own;
-  if (headerBytes != sizeof own)
-    return drop;
-  std::memcpy(&own, header, sizeof own);
-  if (own.session != self.peers_.session() || own.rank >= self.size())
-    return drop; // it is a message of another job
-  if (own.id == kMessage || own.id == kReadMe)
-    return self.arrive({own, 0, announced ? data : nullptr}, data, bytes) ? UCS_INPROGRESS : drop;
-  if (!announced)
-    self.notified(own, {static_cast<const char *>(data), bytes});
-  return drop;
-}
-
-bool UcxChannel::arrive(const Arrival &arrival, const void *data, size_t bytes) {
-  const Header &header = arrival.header;
-  Peer &peer = peers_[header.rank];
-  const bool allowed = header.id != kReadMe || (peer.connection && peer.connection->memory.isOpen());
-  if (!allowed || !peer.arrivals.add(arrival, data, bytes)) {
-    peers_.lose(header.rank, "rank " + std::to_string(header.rank) +
-                                 " sent a message that breaks the protocol: number " + std::to_string(header.number) +
-                                 " after " + std::to_string(peer.arrivals.admitted()) + ", " +
-                                 std::to_string(header.bytes) + " bytes, found " + std::to_string(bytes));
-    return false;
-  }
-  if (!std::exchange(peer.fresh, true))
-    fresh_.push_back(header.rank);
-  return arrival.descriptor != nullptr;
-}
-
-void UcxChannel::notified(const Header &header, std::string_view text) {
-  Peer &peer = peers_[header.rank];
-  if (header.id == kReader) {
-    peer.readsOurs = true;
-  } else if (header.id == kCredit) {
-    if (header.number <= peer.eagerSent) // credits may arrive in another order than they were sent
-      peer.eagerTaken = std::max(peer.eagerTaken, header.number);
-  } else if (header.id == kRead) {
-    for (Request &request : requests_)
-      if (request.state == Request::kIsRead && request.peer == header.rank && request.header.number == header.number)
-        request.state = Request::kMoves;
-  } else if (header.id == kRun) {
-    peer.run = std::max(peer.run, header.number);
-  } else if (header.id == kLoss && header.number < size()) {
-    peer.loss = Loss{static_cast<uint32_t>(header.number), std::string(text)};
-  }
-}
 
 Result<Channel *> openUcxChannel(const ChannelOptions &options) {
   if (!options.rendezvous)

@@ -46,6 +46,17 @@ void onFailure(void *connection, ucp_ep_h, ucs_status_t status) { static_cast<Co
 
 } // namespace
 
+std::optional<ucs_status_t> resultOf(void *&request) {
+  const bool ended = !UCS_PTR_IS_PTR(request);
+  const ucs_status_t status = ended ? UCS_PTR_RAW_STATUS(request) : ucp_request_check_status(request);
+  if (status == UCS_INPROGRESS)
+    return {};
+  if (!ended)
+    ucp_request_free(request);
+  request = nullptr;
+  return status;
+}
+
 bool Connection::pingIsDue(Clock::duration interval) {
   const Clock::time_point now = Clock::now();
   if (isFull() || now - pinged < interval)
@@ -194,14 +205,12 @@ void Worker::post(Connection &connection, std::string_view head, std::string_vie
   } else {
     post.request = ucp_tag_send_nbx(connection.endpoint, data, post.bytes.size(), connection.token, &param);
   }
-  if (UCS_PTR_IS_PTR(post.request)) {
-    if (connection.posts.size() == 1)
-      busy_.push_back(&connection);
-    return;
+  if (const std::optional<ucs_status_t> result = resultOf(post.request)) {
+    connection.fail(*result);
+    release(connection, std::prev(connection.posts.end()));
+  } else if (connection.posts.size() == 1) {
+    busy_.push_back(&connection);
   }
-  if (UCS_PTR_IS_ERR(post.request))
-    connection.fail(UCS_PTR_STATUS(post.request));
-  release(connection, std::prev(connection.posts.end()));
 }
 
 void Worker::release(Connection &connection, std::list<Post>::iterator post) {
@@ -213,10 +222,8 @@ void Worker::release(Connection &connection, std::list<Post>::iterator post) {
 
 void Worker::disconnect(Connection &connection, bool nothingWaits) {
   const ucp_request_param_t param{};
-  void *const flush = nothingWaits || !connection.endpoint ? nullptr : ucp_ep_flush_nbx(connection.endpoint, &param);
-  if (UCS_PTR_IS_PTR(flush))
-    connection.flush = flush;
-  else
+  connection.flush = nothingWaits || !connection.endpoint ? nullptr : ucp_ep_flush_nbx(connection.endpoint, &param);
+  if (resultOf(connection.flush))
     closeAtOnce(connection);
   connection.ends = true;
   if (connection.posts.empty())
@@ -232,18 +239,14 @@ void Worker::closeAtOnce(Connection &connection) {
 }
 
 bool Worker::isIdle(Connection &connection) {
-  const auto status = [](void *request) { return ucp_request_check_status(request); };
-  for (; !connection.posts.empty() && status(connection.posts.front().request) != UCS_INPROGRESS;
-       release(connection, connection.posts.begin())) {
-    void *const request = connection.posts.front().request;
-    if (status(request) != UCS_OK)
-      connection.fail(status(request));
-    ucp_request_free(request);
+  for (; !connection.posts.empty(); release(connection, connection.posts.begin())) {
+    const std::optional<ucs_status_t> result = resultOf(connection.posts.front().request);
+    if (!result)
+      break;
+    connection.fail(*result);
   }
-  if (connection.flush && status(connection.flush) != UCS_INPROGRESS) {
-    ucp_request_free(std::exchange(connection.flush, nullptr));
+  if (connection.flush && resultOf(connection.flush))
     closeAtOnce(connection);
-  }
   if (!connection.posts.empty() || connection.flush)
     return false;
   if (connection.ends)

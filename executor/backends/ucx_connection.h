@@ -27,6 +27,7 @@
 #include <functional>
 #include <list>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <ucp/api/ucp.h>
@@ -68,6 +69,10 @@ constexpr size_t kProtocolBytes = 16;
 constexpr size_t kGreetingBytes = kProtocolBytes + 2 * sizeof(uint64_t) + sizeof(PeerMemory::Address);
 /// The most messages that wait to be sent over a connection; the caller keeps to it.
 constexpr size_t kMaxPosts = 1024;
+
+/// How an operation of UCX has ended, and frees its request: then null. No value while UCX works on it. `request`: null
+/// or an error if the operation ended at once.
+std::optional<ucs_status_t> resultOf(void *&request);
 
 /// A message that UCX sends or receives. UCX may access the bytes until the request is complete.
 struct Post {
