@@ -63,59 +63,357 @@ struct PostHeader {
   uint64_t data = 0;   // number of the data
   uint64_t bytes = 0;
   uint64_t address = 0; // for data: the position of the piece
-  Frame frame;
+  Frame frame = {};
 };
 
-/// Data that this process has announced.
-struct Outgoing {
-  const std::byte *memory = nullptr;
-  uint64_t bytes = 0;
-  uint64_t token = 0;
-  bool wanted = false; // the receiver has asked for messages with the data
-  uint64_t sent = 0;
+constexpr uint64_t kMaxMessage = sizeof(PostHeader) + std::max<uint64_t>(kPieceBytes, kMaxAddress);
+
+/// The events of a messenger about one of its peers.
+struct PeerEvents {
+  std::deque<MessengerEvent> &all;
+  uint32_t peer;
+
+  /// Reports the end of a transfer, or of the connection.
+  void add(MessengerEvent::Kind kind, uint64_t token, bool ok, Status reason = {}) {
+    MessengerEvent event;
+    event.kind = kind;
+    event.peer = peer;
+    event.token = token;
+    event.ok = ok;
+    event.reason = std::move(reason);
+    all.push_back(std::move(event));
+  }
 };
 
-/// Data that a peer has announced.
-struct Incoming {
+/// This end of the connection to a peer: the handshake, what is sent, and whether the peer is lost.
+class MessengerLink {
+public:
+  MessengerLink(Worker &worker, Connection &connection, uint64_t identity)
+      : worker_(worker), connection_(&connection), identity_(identity) {}
+  MessengerLink(const MessengerLink &) = delete;
+  MessengerLink &operator=(const MessengerLink &) = delete;
+
+  uint64_t identity() const { return identity_; }
+  uint64_t remote() const { return remote_; }
+  bool isOpen() const { return connection_ != nullptr; }
+
+  // The functions below are for an open link.
+  const PeerMemory &memory() const { return connection_->memory; }
+  /// The number of messages that are in flight, and of those that also wait for the peer's answer.
+  size_t inFlight() const { return connection_->posts.size(); }
+  size_t unsent() const { return inFlight() + waiting_.size(); }
+  bool isFull() const { return connection_->isFull(); }
+  void fail(Status reason) {
+    if (failure_.ok())
+      failure_ = std::move(reason);
+  }
+  /// Success, or why the connection is lost.
+  const Status &status() {
+    if (failure_.ok() && connection_->failure != UCS_OK)
+      failure_ = failed(std::string("the connection is lost: ") + ucs_status_string(connection_->failure) +
+                        " (UCX); see whether the peer has ended");
+    return failure_;
+  }
+
+  /// Sends this end's identity.
+  void introduce(Kind kind, std::string_view text = {}) {
+    post(kind, {.data = identity_, .address = reinterpret_cast<uint64_t>(&identity_)}, text);
+  }
+  /// The peer's identity has arrived.
+  void introduced(const PostHeader &header) {
+    remote_ = header.data;
+    remoteAt_ = header.address;
+  }
+  /// Sends a message once the peer has answered.
+  void post(Kind kind, PostHeader header = {}, std::string_view text = {}) {
+    if (!status().ok())
+      return;
+    header.connection = remote_;
+    header.kind = kind;
+    const std::string_view head(reinterpret_cast<const char *>(&header), sizeof header);
+    if (remote_ == 0 && kind != Kind::hello)
+      waiting_.emplace_back(head).append(text);
+    else
+      worker_.post(*connection_, head, text);
+  }
+  /// Sends the messages that have waited for the answer.
+  void sendWaiting() {
+    for (; !waiting_.empty() && remote_ != 0 && status().ok(); waiting_.pop_front()) {
+      std::string bytes = std::move(waiting_.front());
+      std::memcpy(bytes.data() + offsetof(PostHeader, connection), &remote_, sizeof remote_);
+      worker_.post(*connection_, bytes);
+    }
+  }
+
+  /// A message has arrived, or this process could not receive any.
+  void seen(Clock::time_point now) { lastSeen_ = now; }
+  /// Detects that the peer has ended. `known`: the caller knows the peer.
+  void watch(Clock::time_point now, bool known) {
+    if (!status().ok())
+      return;
+    const bool silent = now - lastSeen_ > kSilent;
+    const std::string text = " for " + std::to_string(static_cast<int>(kUnresponsiveSeconds)) + " s";
+    uint64_t found = 0;
+    if (!known && silent) {
+      fail(failed("the peer has sent no frame" + text));
+    } else if (memory().isOpen() && !memory().isAlive()) {
+      fail(failed("the process of the peer has ended"));
+    } else if (memory().isOpen() && remote_ == 0) {
+      if (silent)
+        fail(failed("the peer has not answered" + text));
+    } else if (memory().isOpen()) {
+      if (!memory().read(reinterpret_cast<std::byte *>(&found), remoteAt_, sizeof found) || found != remote_)
+        fail(failed("the peer has disconnected"));
+    } else if (silent) {
+      fail(failed("the peer has been silent" + text + ": it is stopped, or the network is cut"));
+    } else if (remote_ != 0 && connection_->pingIsDue(kPing)) {
+      post(Kind::ping);
+    }
+  }
+  /// Begins to close the connection.
+  void close() {
+    identity_ = 0;
+    worker_.disconnect(*std::exchange(connection_, nullptr), remote_ == 0); // then only a hello was sent
+  }
+
+private:
+  Worker &worker_;
+  Connection *connection_; // null: it has ended
+  uint64_t identity_;      // ours; 0 once the connection has ended. A peer of this host reads it in our memory.
+  uint64_t remote_ = 0;    // the peer's; 0 before it has answered
+  uint64_t remoteAt_ = 0;  // its address in the peer's memory
+  Status failure_;
+  Clock::time_point lastSeen_ = Clock::now();
+  std::deque<std::string> waiting_; // messages, for the peer's answer
+};
+
+/// The frames of a peer, which may overtake each other, in the order in which it has sent them.
+class FrameOrder {
+public:
+  bool has(uint64_t number) const { return number < admitted_ || early_.count(number) > 0; }
+  bool isFull() const { return early_.size() >= kMaxEarly; }
+  /// Stores a frame, and moves those that are next to `events`. Returns whether the first one of the peer was there.
+  bool add(uint64_t number, MessengerEvent frame, std::deque<MessengerEvent> &events) {
+    early_[number] = std::move(frame);
+    for (auto next = early_.begin(); next != early_.end() && next->first == admitted_; next = early_.erase(next)) {
+      events.push_back(std::move(next->second));
+      ++admitted_;
+    }
+    return admitted_ > 0;
+  }
+
+private:
+  uint64_t admitted_ = 0;
+  std::map<uint64_t, MessengerEvent> early_; // frames that have overtaken others, by number
+};
+
+/// Data that this process has announced to a peer, until they are sent, or the peer has copied them.
+class OutgoingData {
+public:
+  /// The number of the next data.
+  uint64_t next() const { return next_; }
+  bool isFull() const { return transfers_.size() >= kMaxFrames; }
+  void add(const std::byte *memory, uint64_t bytes, uint64_t token) { transfers_[next_++] = {memory, bytes, token}; }
+  /// The peer has asked for messages with the data.
+  void want(uint64_t data) {
+    if (const auto found = transfers_.find(data); found != transfers_.end())
+      found->second.wanted = true;
+  }
+  /// Copies wanted data into messages, of which a few are in flight.
+  void send(MessengerLink &link, PeerEvents events) {
+    for (auto next = transfers_.begin(); next != transfers_.end() && link.inFlight() < kPieces;) {
+      auto &[data, transfer] = *next++;
+      if (!transfer.wanted)
+        continue;
+      while (transfer.sent < transfer.bytes && link.inFlight() < kPieces && link.status().ok()) {
+        const uint64_t bytes = std::min(kPieceBytes, transfer.bytes - transfer.sent);
+        const auto *const piece = reinterpret_cast<const char *>(transfer.memory + transfer.sent);
+        link.post(Kind::data, {.data = data, .address = transfer.sent}, {piece, bytes});
+        transfer.sent += bytes;
+      }
+      if (transfer.sent == transfer.bytes)
+        complete(data, events);
+    }
+  }
+  /// Ends a transfer. Returns whether it was in progress, so that the data have not changed before.
+  bool complete(uint64_t data, PeerEvents events) {
+    const auto found = transfers_.find(data);
+    if (found == transfers_.end())
+      return false;
+    events.add(MessengerEvent::kSent, found->second.token, true);
+    transfers_.erase(found);
+    return true;
+  }
+  void end(PeerEvents events) {
+    for (const auto &[data, transfer] : std::exchange(transfers_, {}))
+      events.add(MessengerEvent::kSent, transfer.token, false);
+  }
+
+private:
+  struct Transfer {
+    const std::byte *memory = nullptr;
+    uint64_t bytes = 0, token = 0;
+    bool wanted = false;
+    uint64_t sent = 0;
+  };
+  uint64_t next_ = 1;
+  std::map<uint64_t, Transfer> transfers_; // by number
+};
+
+/// Data that a peer has announced, until they have arrived.
+class IncomingData {
+public:
+  bool has(uint64_t data) const { return transfers_.count(data) > 0; }
+  bool isFull() const { return transfers_.size() >= kMaxIncoming; }
+  /// `from`: their address in the peer's memory.
+  void add(uint64_t data, uint64_t bytes, uint64_t from) { transfers_[data] = {.bytes = bytes, .from = from}; }
+  /// Receives data into memory. The caller then calls readPart(), if this process can read the peer's memory.
+  Status begin(MessengerLink &link, uint64_t data, std::byte *to, uint64_t token) {
+    const auto found = find(data, kAnnounced);
+    if (found == transfers_.end())
+      return invalid("no data with number " + std::to_string(data) + " wait for receive()");
+    found->second.state = link.memory().isOpen() ? kReads : kWanted;
+    found->second.to = to;
+    found->second.token = token;
+    if (found->second.state == kWanted)
+      link.post(Kind::want, {.data = data});
+    return link.status();
+  }
+  /// Copies the next part of data out of the peer's memory. Returns whether there is more to copy.
+  bool readPart(MessengerLink &link, uint64_t data) {
+    Transfer &transfer = transfers_.at(data);
+    const bool read = link.memory().readPart(transfer.to, transfer.from, transfer.bytes, transfer.copied);
+    if (read && transfer.copied < transfer.bytes)
+      return true;
+    transfer.state = read ? kCopied : kWanted;
+    transfer.copied = 0; // counts the pieces
+    link.post(read ? Kind::taken : Kind::want, {.data = data});
+    return false;
+  }
+  /// A piece of data has arrived. Returns whether this process wants it.
+  bool arrive(uint64_t data, uint64_t offset, std::string_view piece, PeerEvents events) {
+    const auto found = find(data, kWanted);
+    if (found == transfers_.end() || offset > found->second.bytes || piece.size() > found->second.bytes - offset)
+      return false;
+    std::memcpy(found->second.to + offset, piece.data(), piece.size());
+    found->second.copied += piece.size();
+    if (found->second.copied >= found->second.bytes)
+      complete(found, events);
+    return true;
+  }
+  /// The peer has not changed the data that this process has copied.
+  void confirmed(uint64_t data, PeerEvents events) {
+    if (const auto found = find(data, kCopied); found != transfers_.end())
+      complete(found, events);
+  }
+  void end(PeerEvents events) {
+    for (const auto &[data, transfer] : std::exchange(transfers_, {}))
+      if (transfer.state != kAnnounced)
+        events.add(MessengerEvent::kReceived, transfer.token, false);
+  }
+
+private:
   enum State {
     kAnnounced,
     kReads,  // this process copies them
     kCopied, // until they are confirmed
     kWanted, // until the peer has sent them
   };
-  State state = kAnnounced;
-  std::byte *to = nullptr;
-  uint64_t bytes = 0;
-  uint64_t token = 0;
-  uint64_t from = 0, copied = 0;
+  struct Transfer {
+    State state = kAnnounced;
+    std::byte *to = nullptr;
+    uint64_t bytes = 0, from = 0, token = 0;
+    uint64_t copied = 0;
+  };
+  using Transfers = std::map<uint64_t, Transfer>; // by number
+
+  /// The data of a number, if they are in this state.
+  Transfers::iterator find(uint64_t data, State state) {
+    const auto found = transfers_.find(data);
+    return found != transfers_.end() && found->second.state == state ? found : transfers_.end();
+  }
+  void complete(Transfers::iterator transfer, PeerEvents events) {
+    events.add(MessengerEvent::kReceived, transfer->second.token, true);
+    transfers_.erase(transfer);
+  }
+
+  Transfers transfers_;
 };
 
+/// A peer, from its hello to the last event about it.
 struct MessengerPeer {
-  uint64_t identity = 0; // ours; 0 once the connection has ended. A peer of this host reads it in our memory.
-  uint64_t remote = 0;   // the peer's; 0 before it has answered
-  uint64_t remoteAt = 0; // its address in the peer's memory
-  Connection *connection = nullptr; // null: it has ended, and only events are left
-  Status failure;                   // the connection's failure, until it is ended
-  bool known = false;               // the caller knows its number
-  Clock::time_point lastSeen = Clock::now();
-  uint64_t sent = 0, admitted = 0;          // frames
-  uint64_t nextData = 1;                    // number
-  std::deque<std::string> waiting;          // messages, for the peer's answer
-  std::map<uint64_t, MessengerEvent> early; // frames that have overtaken others, by number
-  std::map<uint64_t, Outgoing> outgoing;    // by number
-  std::map<uint64_t, Incoming> incoming;
+  MessengerPeer(Worker &worker, Connection &connection, uint64_t identity, PeerEvents eventsOfPeer)
+      : link(worker, connection, identity), events(eventsOfPeer) {}
 
-  void fail(const Status &reason) {
-    if (failure.ok())
-      failure = reason;
+  /// Sends a frame. The connection is not known to be lost.
+  Status send(PostHeader header, std::string_view text = {}) {
+    if (text.size() > kMaxFrameText)
+      return invalid("the text of a frame has " + std::to_string(text.size()) + " bytes, expected at most " +
+                     std::to_string(kMaxFrameText));
+    if (link.unsent() >= kMaxFrames || outgoing.isFull())
+      return failed("the peer has not received " + std::to_string(kMaxFrames) + " frames");
+    header.number = sent++;
+    link.post(Kind::frame, header, text);
+    return link.status();
   }
-  /// Whether the connection is as it was made; if not, `failure` says why.
-  bool isWhole() {
-    if (connection->failure != UCS_OK)
-      fail(failed(std::string("the connection is lost: ") + ucs_status_string(connection->failure) +
-                  " (UCX); see whether the peer has ended"));
-    return failure.ok();
+  /// A message of this connection has arrived. Returns whether it fits; else it is dropped.
+  bool arrive(const PostHeader &header, std::string_view text) {
+    link.seen(Clock::now());
+    if (header.kind == Kind::data)
+      return incoming.arrive(header.data, header.address, text, events);
+    if (header.kind == Kind::frame)
+      return arriveFrame(header, text);
+    if (header.kind == Kind::welcome && link.remote() == 0)
+      link.introduced(header);
+    else if (header.kind == Kind::want)
+      outgoing.want(header.data);
+    else if (header.kind == Kind::taken && outgoing.complete(header.data, events))
+      link.post(Kind::confirmed, {.data = header.data});
+    else if (header.kind == Kind::confirmed)
+      incoming.confirmed(header.data, events);
+    else if (header.kind == Kind::bye)
+      link.fail(failed("the peer has disconnected"));
+    else if (header.kind == Kind::ping && !link.isFull())
+      link.post(Kind::pong);
+    return true;
   }
+  bool arriveFrame(const PostHeader &header, std::string_view text) {
+    if (arrived.has(header.number) || text.size() > kMaxFrameText || (header.bytes > 0 && incoming.has(header.data)))
+      return false;
+    if (arrived.isFull() || incoming.isFull()) {
+      link.fail(failed("the peer breaks the protocol: it sends too much at once"));
+      return true;
+    }
+    MessengerEvent event;
+    event.peer = events.peer;
+    event.frame = header.frame;
+    event.text = text;
+    event.dataBytes = header.bytes;
+    event.data = header.bytes > 0 ? header.data : 0;
+    if (header.bytes > 0)
+      incoming.add(header.data, header.bytes, header.address);
+    known = arrived.add(header.number, std::move(event), events.all) || known;
+    return true;
+  }
+  /// Closes a connection that is lost, and reports that it and its transfers have ended. Returns whether the caller
+  /// knows the peer.
+  bool end() {
+    Status reason = link.status();
+    link.close();
+    outgoing.end(events);
+    incoming.end(events);
+    if (known)
+      events.add(MessengerEvent::kLost, 0, false, std::move(reason));
+    return known;
+  }
+
+  MessengerLink link;
+  PeerEvents events;
+  bool known = false; // the caller knows its number
+  uint64_t sent = 0;  // frames
+  FrameOrder arrived;
+  OutgoingData outgoing;
+  IncomingData incoming;
 };
 
 class UcxMessenger : public Messenger {
@@ -123,526 +421,228 @@ public:
   UcxMessenger() = default;
   UcxMessenger(const UcxMessenger &) = delete;
   UcxMessenger &operator=(const UcxMessenger &) = delete;
-  ~UcxMessenger() override;
-  Status open();
+  ~UcxMessenger() override {
+    for (uint32_t number = 0; number < peers_.size(); ++number)
+      disconnect(number);
+    worker_.finish(deadlineIn(kCloseSeconds));
+    for (const Post &post : arrivals_)
+      ucp_request_free(post.request);
+    worker_.close(); // before what it may still access is freed
+  }
+  Status open() {
+    if (Status status = worker_.open(kProtocol, 64, UCP_FEATURE_TAG | UCP_FEATURE_AM, &onStranger, this); !status.ok())
+      return status;
+    if (address().size() > kMaxAddress)
+      return failed("an address of " + std::to_string(address().size()) + " bytes, expected at most " +
+                    std::to_string(kMaxAddress) + ": choose fewer network devices by UCX_NET_DEVICES");
+    return {};
+  }
 
   const std::string &address() const override { return worker_.address(); }
-  Result<uint32_t> connect(std::string_view address) override;
-  void disconnect(uint32_t peer) override;
-  Status send(uint32_t peer, const Frame &frame, std::string_view text) override;
-  Status sendData(uint32_t peer, const Frame &frame, const std::byte *data, uint64_t bytes, uint64_t token) override;
-  Status receive(uint32_t peer, uint64_t data, std::byte *to, uint64_t token) override;
-  std::optional<MessengerEvent> poll() override;
-  bool readsMemory(uint32_t peer) const override;
-  bool readMemory(uint32_t peer, std::byte *to, uint64_t from, uint64_t bytes) override;
+  Result<uint32_t> connect(std::string_view address) override {
+    const Result<uint32_t> number = addPeer(address);
+    if (number.ok()) {
+      peers_[*number]->known = true;
+      peers_[*number]->link.introduce(Kind::hello, this->address());
+    }
+    return number;
+  }
+  void disconnect(uint32_t number) override {
+    if (MessengerPeer *const peer = find(number)) {
+      if (peer->link.remote() != 0)
+        peer->link.post(Kind::bye);
+      peer->link.close();
+    }
+    if (number < peers_.size())
+      peers_[number].reset();
+    std::erase_if(events_, [&](const MessengerEvent &event) { return event.peer == number; });
+  }
+  Status send(uint32_t number, const Frame &frame, std::string_view text) override {
+    const Result<MessengerPeer *> peer = usable(number);
+    return peer.ok() ? (*peer)->send({.frame = frame}, text) : peer.status();
+  }
+  Status sendData(uint32_t number, const Frame &frame, const std::byte *data, uint64_t bytes, uint64_t token) override {
+    if (bytes == 0)
+      return invalid("no data; expected at least one byte");
+    const Result<MessengerPeer *> peer = usable(number);
+    if (!peer.ok())
+      return peer.status();
+    OutgoingData &outgoing = (*peer)->outgoing;
+    Status status = (*peer)->send(
+        {.data = outgoing.next(), .bytes = bytes, .address = reinterpret_cast<uint64_t>(data), .frame = frame});
+    if (status.ok())
+      outgoing.add(data, bytes, token);
+    return status;
+  }
+  Status receive(uint32_t number, uint64_t data, std::byte *to, uint64_t token) override {
+    const Result<MessengerPeer *> peer = usable(number);
+    if (!peer.ok())
+      return peer.status();
+    MessengerLink &link = (*peer)->link;
+    Status status = (*peer)->incoming.begin(link, data, to, token);
+    if (status.ok() && link.memory().isOpen())
+      reading_.emplace_back(link.identity(), data);
+    return status;
+  }
+  std::optional<MessengerEvent> poll() override {
+    if (events_.empty())
+      progress();
+    if (events_.empty())
+      return {};
+    MessengerEvent event = std::move(events_.front());
+    events_.pop_front();
+    if (event.kind == MessengerEvent::kLost)
+      peers_[event.peer].reset();
+    return event;
+  }
+  bool readsMemory(uint32_t peer) const override {
+    const MessengerPeer *const from = find(peer);
+    return from && from->link.memory().isOpen();
+  }
+  bool readMemory(uint32_t peer, std::byte *to, uint64_t from, uint64_t bytes) override {
+    // The process may have ended, and another one may have its number.
+    return readsMemory(peer) && peers_[peer]->link.memory().isAlive() &&
+           peers_[peer]->link.memory().read(to, from, bytes);
+  }
   uint64_t dropped() const override { return dropped_; }
 
 private:
   /// Makes a peer from its address, with an identity and a UCX connection.
-  Result<uint32_t> addPeer(std::string_view address);
-  /// A hello has arrived.
-  void accept(const PostHeader &header, std::string_view address);
-  /// Sends this end's identity.
-  void introduce(MessengerPeer &peer, Kind kind, std::string_view text = {});
+  Result<uint32_t> addPeer(std::string_view address) {
+    if (address.size() <= kGreetingBytes || address.size() > kMaxAddress)
+      return invalid("the address of a messenger has " + std::to_string(address.size()) + " bytes, expected " +
+                     std::to_string(kGreetingBytes + 1) + " to " + std::to_string(kMaxAddress));
+    const auto free = std::find(peers_.begin(), peers_.end(), nullptr);
+    const auto number = static_cast<uint32_t>(free - peers_.begin());
+    if (number == kMaxPeers)
+      return failed("the messenger has " + std::to_string(kMaxPeers) + " connections, which is the most");
+    Connection *const connection = worker_.connect(address);
+    if (!connection)
+      return invalid("the address of a messenger is damaged, or of another version of reshard: expected that it begins "
+                     "with '" +
+                     std::string(kProtocol) + "'");
+    if (free == peers_.end())
+      peers_.emplace_back();
+    const uint64_t identity = (randomNumber() | uint64_t{1} << 63) / kMaxPeers * kMaxPeers + number;
+    peers_[number] = std::make_unique<MessengerPeer>(worker_, *connection, identity, PeerEvents{events_, number});
+    return number;
+  }
   /// A peer whose connection has not ended; null if there is none.
-  MessengerPeer *find(uint32_t peer) const;
-  MessengerPeer *findIdentity(uint64_t identity) const { return find(numberOf(identity)); }
-  static uint32_t numberOf(uint64_t identity) { return identity & (kMaxPeers - 1); }
-  Status sendFrame(uint32_t peer, PostHeader header, std::string_view text);
+  MessengerPeer *find(uint32_t peer) const {
+    return peer < peers_.size() && peers_[peer] && peers_[peer]->link.isOpen() ? peers_[peer].get() : nullptr;
+  }
+  /// The same, by the identity of this end.
+  MessengerPeer *findIdentity(uint64_t identity) const {
+    MessengerPeer *const peer = find(identity & (kMaxPeers - 1));
+    return peer && peer->link.identity() == identity ? peer : nullptr;
+  }
+  /// A peer whose connection is not known to be lost.
+  Result<MessengerPeer *> usable(uint32_t peer) const {
+    MessengerPeer *const found = find(peer);
+    if (!found)
+      return failed("the connection is lost");
+    if (!found->link.status().ok())
+      return found->link.status();
+    return found;
+  }
 
-  /// Sends a message once the peer has answered.
-  void post(MessengerPeer &peer, Kind kind, PostHeader header = {}, std::string_view text = {});
-  /// The same, about the data of a number.
-  void postData(MessengerPeer &peer, Kind kind, uint64_t data);
-  /// Copies wanted data into messages, of which a few are in flight.
-  void sendPieces(uint32_t number);
-
-  void progress();
-  void progress(uint32_t number);
-  void receiveMessages();
-  void readPart();
+  void progress() {
+    worker_.progress();
+    receiveMessages();
+    if (!reading_.empty())
+      readPart();
+    watch();
+    for (uint32_t number = 0; number < peers_.size(); ++number)
+      if (MessengerPeer *const peer = find(number)) {
+        peer->link.sendWaiting();
+        peer->outgoing.send(peer->link, peer->events);
+        if (!peer->link.status().ok() && !peer->end())
+          peers_[number].reset();
+      }
+  }
+  void receiveMessages() {
+    const auto ended = [this](Post &post) {
+      const std::optional<ucs_status_t> result = resultOf(post.request);
+      if (result == UCS_OK && !post.bytes.empty())
+        dropped_ += !arrive(post.bytes);
+      return result.has_value();
+    };
+    ucp_tag_recv_info_t info;
+    for (int count = 0; count < 64; ++count) {
+      const ucp_tag_message_h message = ucp_tag_probe_nb(worker_, 0, 0, 1, &info);
+      if (!message)
+        break;
+      const bool fits =
+          info.sender_tag == worker_.token() && info.length >= sizeof(PostHeader) && info.length <= kMaxMessage;
+      Post &post = arrivals_.emplace_back();
+      post.bytes.resize(fits ? info.length : 0); // else UCX drops the message
+      const ucp_request_param_t param{};
+      post.request = ucp_tag_msg_recv_nbx(worker_, post.bytes.data(), post.bytes.size(), message, &param);
+      dropped_ += !fits || UCS_PTR_IS_ERR(post.request);
+      if (ended(post))
+        arrivals_.pop_back();
+    }
+    std::erase_if(arrivals_, ended);
+  }
+  void readPart() {
+    const auto [identity, data] = reading_.front();
+    MessengerPeer *const peer = findIdentity(identity);
+    if (!peer || !peer->incoming.readPart(peer->link, data))
+      reading_.pop_front();
+  }
   /// Detects peers that have ended.
-  void watch();
-  Status watch(MessengerPeer &peer, Clock::time_point now);
-  /// Begins to close a connection.
-  void close(MessengerPeer &peer);
-  /// Tells the caller that a closed connection and its transfers have ended.
-  void tell(uint32_t number, const Status &reason);
+  void watch() {
+    const Clock::time_point now = Clock::now();
+    if (now - watched_ < kWatch)
+      return;
+    const bool paused = now - std::exchange(watched_, now) > kPing; // this process did not run, so it received nothing
+    for (uint32_t number = 0; number < peers_.size(); ++number)
+      if (MessengerPeer *const peer = find(number)) {
+        if (paused)
+          peer->link.seen(now);
+        peer->link.watch(now, peer->known);
+      }
+  }
 
   /// Called for an active message, which no messenger sends.
   static ucs_status_t onStranger(void *messenger, const void *, size_t, void *, size_t,
-                                 const ucp_am_recv_param_t *param);
-  void arrive(std::string_view message);
-  void arriveData(uint32_t number, const PostHeader &header, std::string_view piece);
-  void arriveFrame(uint32_t number, const PostHeader &header, std::string_view text);
-  /// Reports that the data of a number are sent or received. `transfers`: the peer's `outgoing` or `incoming`.
-  template <class Transfers>
-  void complete(MessengerEvent::Kind kind, uint32_t number, Transfers &transfers, uint64_t data);
+                                 const ucp_am_recv_param_t *param) {
+    ++static_cast<UcxMessenger *>(messenger)->dropped_;
+    return param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV ? UCS_ERR_REJECTED : UCS_OK;
+  }
+  /// A message has arrived. Returns whether it fits; else it is dropped.
+  bool arrive(std::string_view message) {
+    PostHeader header;
+    std::memcpy(&header, message.data(), sizeof header);
+    message.remove_prefix(sizeof header);
+    if (header.kind == Kind::hello)
+      return accept(header, message);
+    MessengerPeer *const peer = findIdentity(header.connection);
+    return peer && peer->arrive(header, message);
+  }
+  /// A hello has arrived; the same.
+  bool accept(const PostHeader &header, std::string_view address) {
+    const auto repeated = [&](const auto &peer) { return peer && peer->link.remote() == header.data; };
+    const auto stranger = [](const auto &peer) { return peer && !peer->known; };
+    if (header.data == 0 || std::any_of(peers_.begin(), peers_.end(), repeated) ||
+        static_cast<size_t>(std::count_if(peers_.begin(), peers_.end(), stranger)) >= kMaxHellos)
+      return false;
+    const Result<uint32_t> number = addPeer(address);
+    if (!number.ok())
+      return false;
+    peers_[*number]->link.introduced(header);
+    peers_[*number]->link.introduce(Kind::welcome);
+    return true;
+  }
 
   Worker worker_;
   std::vector<std::unique_ptr<MessengerPeer>> peers_; // by number; null: free
   std::deque<MessengerEvent> events_;
-  std::deque<std::pair<uint64_t, uint64_t>> reading_; // identity and number of data of state kReads
+  std::deque<std::pair<uint64_t, uint64_t>> reading_; // identity and number of data that this process copies
   std::list<Post> arrivals_;                          // posts that UCX receives
   Clock::time_point watched_ = Clock::now();
   uint64_t dropped_ = 0;
 };
-
-constexpr uint64_t kMaxMessage = sizeof(PostHeader) + std::max<uint64_t>(kPieceBytes, kMaxAddress);
-
-Status UcxMessenger::open() {
-  if (Status status = worker_.open(kProtocol, 64, UCP_FEATURE_TAG | UCP_FEATURE_AM, &onStranger, this); !status.ok())
-    return status;
-  if (address().size() > kMaxAddress)
-    return failed("an address of " + std::to_string(address().size()) + " bytes, expected at most " +
-                  std::to_string(kMaxAddress) + ": choose fewer network devices by UCX_NET_DEVICES");
-  return {};
-}
-
-UcxMessenger::~UcxMessenger() {
-  for (uint32_t number = 0; number < peers_.size(); ++number)
-    if (MessengerPeer *const peer = find(number)) {
-      if (peer->remote)
-        post(*peer, Kind::bye);
-      close(*peer);
-    }
-  worker_.finish(deadlineIn(kCloseSeconds));
-  for (const Post &post : arrivals_)
-    ucp_request_free(post.request);
-  worker_.close(); // before what it may still access is freed
-}
-
-Result<uint32_t> UcxMessenger::addPeer(std::string_view address) {
-  if (address.size() <= kGreetingBytes || address.size() > kMaxAddress)
-    return invalid("the address of a messenger has " + std::to_string(address.size()) + " bytes, expected " +
-                   std::to_string(kGreetingBytes + 1) + " to " + std::to_string(kMaxAddress));
-  const auto free = std::find(peers_.begin(), peers_.end(), nullptr);
-  const auto number = static_cast<uint32_t>(free - peers_.begin());
-  if (number == kMaxPeers)
-    return failed("the messenger has " + std::to_string(kMaxPeers) + " connections, which is the most");
-  Connection *const connection = worker_.connect(address);
-  if (!connection)
-    return invalid("the address of a messenger is damaged, or of another version of reshard: expected that it begins "
-                   "with '" +
-                   std::string(kProtocol) + "'");
-  if (free == peers_.end())
-    peers_.emplace_back();
-  auto peer = std::make_unique<MessengerPeer>();
-  peer->identity = (randomNumber() | uint64_t{1} << 63) / kMaxPeers * kMaxPeers + number;
-  peer->connection = connection;
-  peers_[number] = std::move(peer);
-  return number;
-}
-
-Result<uint32_t> UcxMessenger::connect(std::string_view address) {
-  const Result<uint32_t> number = addPeer(address);
-  if (number.ok()) {
-    peers_[*number]->known = true;
-    introduce(*peers_[*number], Kind::hello, this->address());
-  }
-  return number;
-}
-
-void UcxMessenger::introduce(MessengerPeer &peer, Kind kind, std::string_view text) {
-  PostHeader header;
-  header.data = peer.identity;
-  header.address = reinterpret_cast<uint64_t>(&peer.identity);
-  post(peer, kind, header, text);
-}
-
-void UcxMessenger::accept(const PostHeader &header, std::string_view address) {
-  const bool repeated =
-      std::any_of(peers_.begin(), peers_.end(), [&](const auto &each) { return each && each->remote == header.data; });
-  const auto strangers =
-      std::count_if(peers_.begin(), peers_.end(), [](const auto &each) { return each && !each->known; });
-  const bool refused = header.data == 0 || repeated || static_cast<size_t>(strangers) >= kMaxHellos;
-  const Result<uint32_t> number = refused ? invalid("a hello is repeated, or one of too many") : addPeer(address);
-  if (!number.ok()) {
-    ++dropped_;
-    return;
-  }
-  MessengerPeer &peer = *peers_[*number];
-  peer.remote = header.data;
-  peer.remoteAt = header.address;
-  introduce(peer, Kind::welcome);
-}
-
-MessengerPeer *UcxMessenger::find(uint32_t peer) const {
-  return peer < peers_.size() && peers_[peer] && peers_[peer]->connection ? peers_[peer].get() : nullptr;
-}
-
-bool UcxMessenger::readsMemory(uint32_t peer) const {
-  const MessengerPeer *const from = find(peer);
-  return from && from->connection->memory.isOpen();
-}
-
-bool UcxMessenger::readMemory(uint32_t peer, std::byte *to, uint64_t from, uint64_t bytes) {
-  // The process may have ended, and another one may have its number.
-  return readsMemory(peer) && peers_[peer]->connection->memory.isAlive() &&
-         peers_[peer]->connection->memory.read(to, from, bytes);
-}
-
-void UcxMessenger::post(MessengerPeer &peer, Kind kind, PostHeader header, std::string_view text) {
-  if (!peer.isWhole())
-    return;
-  header.connection = peer.remote;
-  header.kind = kind;
-  const std::string_view head(reinterpret_cast<const char *>(&header), sizeof header);
-  if (peer.remote == 0 && kind != Kind::hello)
-    peer.waiting.emplace_back(head).append(text);
-  else
-    worker_.post(*peer.connection, head, text);
-}
-
-void UcxMessenger::postData(MessengerPeer &peer, Kind kind, uint64_t data) {
-  PostHeader header;
-  header.data = data;
-  post(peer, kind, header);
-}
-
-Status UcxMessenger::sendFrame(uint32_t number, PostHeader header, std::string_view text) {
-  MessengerPeer *const peer = find(number);
-  if (!peer || !peer->isWhole())
-    return peer ? peer->failure : failed("the connection is lost");
-  if (text.size() > kMaxFrameText)
-    return invalid("the text of a frame has " + std::to_string(text.size()) + " bytes, expected at most " +
-                   std::to_string(kMaxFrameText));
-  if (peer->connection->posts.size() + peer->waiting.size() >= kMaxFrames || peer->outgoing.size() >= kMaxFrames)
-    return failed("the peer has not received " + std::to_string(kMaxFrames) + " frames");
-  header.number = peer->sent++;
-  post(*peer, Kind::frame, header, text);
-  return peer->isWhole() ? Status() : peer->failure;
-}
-
-Status UcxMessenger::send(uint32_t peer, const Frame &frame, std::string_view text) {
-  PostHeader header;
-  header.frame = frame;
-  return sendFrame(peer, header, text);
-}
-
-Status UcxMessenger::sendData(uint32_t number, const Frame &frame, const std::byte *data, uint64_t bytes,
-                              uint64_t token) {
-  if (bytes == 0)
-    return invalid("no data; expected at least one byte");
-  MessengerPeer *const peer = find(number);
-  PostHeader header;
-  header.frame = frame;
-  header.bytes = bytes;
-  header.data = peer ? peer->nextData : 0;
-  header.address = reinterpret_cast<uint64_t>(data);
-  if (Status status = sendFrame(number, header, {}); !status.ok())
-    return status;
-  Outgoing &outgoing = peer->outgoing[peer->nextData++];
-  outgoing.memory = data;
-  outgoing.bytes = bytes;
-  outgoing.token = token;
-  return {};
-}
-
-Status UcxMessenger::receive(uint32_t number, uint64_t data, std::byte *to, uint64_t token) {
-  MessengerPeer *const peer = find(number);
-  if (!peer || !peer->isWhole())
-    return peer ? peer->failure : failed("the connection is lost");
-  const auto found = peer->incoming.find(data);
-  if (found == peer->incoming.end() || found->second.state != Incoming::kAnnounced)
-    return invalid("no data with number " + std::to_string(data) + " wait for receive()");
-  Incoming &incoming = found->second;
-  incoming.to = to;
-  incoming.token = token;
-  if (peer->connection->memory.isOpen()) {
-    incoming.state = Incoming::kReads;
-    reading_.emplace_back(peer->identity, data);
-    return {};
-  }
-  incoming.state = Incoming::kWanted;
-  postData(*peer, Kind::want, data);
-  return peer->isWhole() ? Status() : peer->failure;
-}
-
-void UcxMessenger::sendPieces(uint32_t number) {
-  MessengerPeer &peer = *peers_[number];
-  const std::list<Post> &posts = peer.connection->posts;
-  for (auto each = peer.outgoing.begin(); each != peer.outgoing.end() && posts.size() < kPieces;) {
-    const uint64_t data = each->first;
-    Outgoing &outgoing = (each++)->second;
-    if (!outgoing.wanted)
-      continue;
-    while (outgoing.sent < outgoing.bytes && posts.size() < kPieces && peer.isWhole()) {
-      PostHeader header;
-      header.data = data;
-      header.address = outgoing.sent;
-      const uint64_t bytes = std::min(kPieceBytes, outgoing.bytes - outgoing.sent);
-      post(peer, Kind::data, header, {reinterpret_cast<const char *>(outgoing.memory + outgoing.sent), bytes});
-      outgoing.sent += bytes;
-    }
-    if (outgoing.sent == outgoing.bytes)
-      complete(MessengerEvent::kSent, number, peer.outgoing, data);
-  }
-}
-
-std::optional<MessengerEvent> UcxMessenger::poll() {
-  if (events_.empty())
-    progress();
-  if (events_.empty())
-    return {};
-  MessengerEvent event = std::move(events_.front());
-  events_.pop_front();
-  if (event.kind == MessengerEvent::kLost)
-    peers_[event.peer].reset();
-  return event;
-}
-
-void UcxMessenger::progress() {
-  worker_.progress();
-  receiveMessages();
-  if (!reading_.empty())
-    readPart();
-  watch();
-  for (uint32_t number = 0; number < peers_.size(); ++number)
-    if (find(number))
-      progress(number);
-}
-
-void UcxMessenger::receiveMessages() {
-  ucp_tag_recv_info_t info;
-  for (int count = 0; count < 64; ++count) {
-    const ucp_tag_message_h message = ucp_tag_probe_nb(worker_, 0, 0, 1, &info);
-    if (!message)
-      break;
-    const bool fits =
-        info.sender_tag == worker_.token() && info.length >= sizeof(PostHeader) && info.length <= kMaxMessage;
-    Post &post = arrivals_.emplace_back();
-    post.bytes.resize(fits ? info.length : 0); // else UCX drops the message
-    const ucp_request_param_t param{};
-    post.request = ucp_tag_msg_recv_nbx(worker_, post.bytes.data(), post.bytes.size(), message, &param);
-    if (UCS_PTR_IS_ERR(post.request) || !fits)
-      ++dropped_;
-    else if (!post.request)
-      arrive(post.bytes);
-    if (!UCS_PTR_IS_PTR(post.request))
-      arrivals_.pop_back();
-  }
-  std::erase_if(arrivals_, [this](const Post &post) {
-    const ucs_status_t status = ucp_request_check_status(post.request);
-    if (status == UCS_INPROGRESS)
-      return false;
-    ucp_request_free(post.request);
-    if (status == UCS_OK && !post.bytes.empty())
-      arrive(post.bytes);
-    return true;
-  });
-}
-
-void UcxMessenger::progress(uint32_t number) {
-  MessengerPeer &peer = *peers_[number];
-  for (; !peer.waiting.empty() && peer.remote != 0 && peer.isWhole(); peer.waiting.pop_front()) {
-    std::string bytes = std::move(peer.waiting.front());
-    std::memcpy(bytes.data() + offsetof(PostHeader, connection), &peer.remote, sizeof peer.remote);
-    worker_.post(*peer.connection, bytes);
-  }
-  sendPieces(number);
-  if (!peer.isWhole()) {
-    close(peer);
-    tell(number, Status(peer.failure));
-  }
-}
-
-void UcxMessenger::readPart() {
-  const auto [identity, data] = reading_.front();
-  reading_.pop_front();
-  MessengerPeer *const peer = findIdentity(identity);
-  if (!peer || peer->identity != identity)
-    return;
-  Incoming &incoming = peer->incoming.at(data);
-  const bool read = peer->connection->memory.readPart(incoming.to, incoming.from, incoming.bytes, incoming.copied);
-  if (read && incoming.copied < incoming.bytes) {
-    reading_.emplace_front(identity, data);
-    return;
-  }
-  incoming.state = read ? Incoming::kCopied : Incoming::kWanted;
-  incoming.copied = 0; // counts the pieces
-  postData(*peer, read ? Kind::taken : Kind::want, data);
-}
-
-void UcxMessenger::watch() {
-  const Clock::time_point now = Clock::now();
-  if (now - watched_ < kWatch)
-    return;
-  const bool paused =
-      now - std::exchange(watched_, now) > kPing; // this process did not run, so it could not hear its peers
-  for (uint32_t number = 0; number < peers_.size(); ++number) {
-    MessengerPeer *const peer = find(number);
-    if (peer && paused)
-      peer->lastSeen = now;
-    if (peer && peer->isWhole())
-      peer->failure = watch(*peer, now);
-  }
-}
-
-Status UcxMessenger::watch(MessengerPeer &peer, Clock::time_point now) {
-  const bool silent = now - peer.lastSeen > kSilent;
-  const std::string text = " for " + std::to_string(static_cast<int>(kUnresponsiveSeconds)) + " s";
-  if (!peer.known && silent)
-    return failed("the peer has sent no frame" + text);
-  const PeerMemory &memory = peer.connection->memory;
-  if (memory.isOpen()) {
-    if (!memory.isAlive())
-      return failed("the process of the peer has ended");
-    uint64_t found = 0;
-    if (peer.remote == 0)
-      return silent ? failed("the peer has not answered" + text) : Status();
-    if (!memory.read(reinterpret_cast<std::byte *>(&found), peer.remoteAt, sizeof found) || found != peer.remote)
-      return failed("the peer has disconnected");
-    return {};
-  }
-  if (silent)
-    return failed("the peer has been silent" + text + ": it is stopped, or the network is cut");
-  if (peer.remote != 0 && peer.connection->pingIsDue(kPing))
-    post(peer, Kind::ping);
-  return {};
-}
-
-void UcxMessenger::close(MessengerPeer &peer) {
-  peer.identity = 0;
-  worker_.disconnect(*std::exchange(peer.connection, nullptr), peer.remote == 0); // then only a hello was sent
-}
-
-void UcxMessenger::tell(uint32_t number, const Status &reason) {
-  MessengerPeer &peer = *peers_[number];
-  MessengerEvent event;
-  event.peer = number;
-  event.ok = false;
-  event.kind = MessengerEvent::kSent;
-  for (const auto &[data, outgoing] : std::exchange(peer.outgoing, {})) {
-    event.token = outgoing.token;
-    events_.push_back(event);
-  }
-  event.kind = MessengerEvent::kReceived;
-  for (const auto &[data, incoming] : std::exchange(peer.incoming, {})) {
-    event.token = incoming.token;
-    if (incoming.state != Incoming::kAnnounced)
-      events_.push_back(event);
-  }
-  event.kind = MessengerEvent::kLost;
-  event.token = 0;
-  event.reason = reason;
-  if (peer.known)
-    events_.push_back(event);
-  else
-    peers_[number].reset();
-}
-
-void UcxMessenger::disconnect(uint32_t number) {
-  if (MessengerPeer *const peer = find(number)) {
-    if (peer->remote != 0)
-      post(*peer, Kind::bye);
-    close(*peer);
-  }
-  if (number < peers_.size())
-    peers_[number].reset();
-  std::erase_if(events_, [&](const MessengerEvent &event) { return event.peer == number; });
-}
-
-ucs_status_t UcxMessenger::onStranger(void *messenger, const void *, size_t, void *, size_t,
-                                      const ucp_am_recv_param_t *param) {
-  ++static_cast<UcxMessenger *>(messenger)->dropped_;
-  return param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV ? UCS_ERR_REJECTED : UCS_OK;
-}
-
-void UcxMessenger::arrive(std::string_view message) {
-  PostHeader header;
-  std::memcpy(&header, message.data(), sizeof header);
-  const std::string_view text = message.substr(sizeof header);
-  if (header.kind == Kind::hello) {
-    accept(header, text);
-    return;
-  }
-  const uint32_t number = numberOf(header.connection);
-  MessengerPeer *const peer = find(number);
-  if (!peer || peer->identity != header.connection) {
-    ++dropped_;
-    return;
-  }
-  peer->lastSeen = Clock::now();
-  if (header.kind == Kind::data) {
-    arriveData(number, header, text);
-  } else if (header.kind == Kind::frame) {
-    arriveFrame(number, header, text);
-  } else if (header.kind == Kind::welcome && peer->remote == 0) {
-    peer->remote = header.data;
-    peer->remoteAt = header.address;
-  } else if (header.kind == Kind::want && peer->outgoing.count(header.data) > 0) {
-    peer->outgoing[header.data].wanted = true;
-  } else if (header.kind == Kind::taken && peer->outgoing.count(header.data) > 0) {
-    complete(MessengerEvent::kSent, number, peer->outgoing, header.data);
-    postData(*peer, Kind::confirmed, header.data);
-  } else if (header.kind == Kind::confirmed) {
-    const auto found = peer->incoming.find(header.data);
-    if (found != peer->incoming.end() && found->second.state == Incoming::kCopied)
-      complete(MessengerEvent::kReceived, number, peer->incoming, header.data);
-  } else if (header.kind == Kind::bye) {
-    peer->fail(failed("the peer has disconnected"));
-  } else if (header.kind == Kind::ping && !peer->connection->isFull()) {
-    post(*peer, Kind::pong);
-  }
-}
-
-void UcxMessenger::arriveData(uint32_t number, const PostHeader &header, std::string_view piece) {
-  const auto found = peers_[number]->incoming.find(header.data);
-  if (found == peers_[number]->incoming.end() || found->second.state != Incoming::kWanted ||
-      header.address > found->second.bytes || piece.size() > found->second.bytes - header.address) {
-    ++dropped_;
-    return;
-  }
-  Incoming &incoming = found->second;
-  std::memcpy(incoming.to + header.address, piece.data(), piece.size());
-  incoming.copied += piece.size();
-  if (incoming.copied >= incoming.bytes)
-    complete(MessengerEvent::kReceived, number, peers_[number]->incoming, header.data);
-}
-
-void UcxMessenger::arriveFrame(uint32_t number, const PostHeader &header, std::string_view text) {
-  MessengerPeer &peer = *peers_[number];
-  const bool known = header.number < peer.admitted || peer.early.count(header.number) > 0;
-  if (known || text.size() > kMaxFrameText || (header.bytes > 0 && peer.incoming.count(header.data) > 0)) {
-    ++dropped_;
-    return;
-  }
-  if (peer.early.size() >= kMaxEarly || peer.incoming.size() >= kMaxIncoming) {
-    peer.fail(failed("the peer breaks the protocol: it sends too much at once"));
-    return;
-  }
-  if (header.bytes > 0) {
-    Incoming &incoming = peer.incoming[header.data];
-    incoming.bytes = header.bytes;
-    incoming.from = header.address;
-  }
-  MessengerEvent &event = peer.early[header.number];
-  event.kind = MessengerEvent::kArrived;
-  event.peer = number;
-  event.frame = header.frame;
-  event.text = text;
-  event.dataBytes = header.bytes;
-  event.data = header.bytes > 0 ? header.data : 0;
-  for (auto next = peer.early.find(peer.admitted); next != peer.early.end(); next = peer.early.find(peer.admitted)) {
-    events_.push_back(std::move(next->second));
-    peer.early.erase(next);
-    peer.known = true;
-    ++peer.admitted;
-  }
-}
-
-template <class Transfers>
-void UcxMessenger::complete(MessengerEvent::Kind kind, uint32_t number, Transfers &transfers, uint64_t data) {
-  const auto transfer = transfers.find(data);
-  MessengerEvent event;
-  event.kind = kind;
-  event.peer = number;
-  event.token = transfer->second.token;
-  event.ok = true;
-  events_.push_back(event);
-  transfers.erase(transfer);
-}
 
 } // namespace
 } // namespace reshard::ucx
