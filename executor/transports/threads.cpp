@@ -22,12 +22,14 @@ using namespace schema;
 /// If a run moves more than this, nothing of it is in the caches in the next run, and streaming stores are faster.
 constexpr uint64_t kStreamedRunBytes = 64 << 20;
 
-class ThreadsTransport : public Transport {
+/// Threads that take the items of a sequence from a common counter, one level of it after the other. The caller is the
+/// first of them.
+class LevelThreads {
 public:
-  explicit ThreadsTransport(unsigned threads)
-      : threads_(threads ? threads : std::max(1u, std::thread::hardware_concurrency())) {}
-
-  ~ThreadsTransport() override {
+  LevelThreads() = default;
+  LevelThreads(const LevelThreads &) = delete;
+  LevelThreads &operator=(const LevelThreads &) = delete;
+  ~LevelThreads() {
     {
       std::lock_guard lock(mutex_);
       stop_ = true;
@@ -36,6 +38,90 @@ public:
     for (std::thread &worker : workers_)
       worker.join();
   }
+
+  /// `run(item, first)` does an item, on the first thread or not. It returns false if its thread shall take no more
+  /// items of the level.
+  template <class Run> void start(size_t threads, Run run) {
+    positions_ = std::make_unique<Position[]>(threads);
+    for (size_t t = 1; t < threads; ++t)
+      workers_.emplace_back([this, t, run] { work(positions_[t].next, run); });
+  }
+  /// Begins the sequence anew.
+  void restart() { next_ = 0; }
+  /// Does the items of the next level, up to `end`.
+  template <class Run> void runLevel(size_t end, const Run &run) {
+    {
+      std::lock_guard lock(mutex_);
+      next_ = std::min<size_t>(next_, levelEnd_); // each thread has counted one past the end of the level before
+      levelEnd_ = end;
+      busy_ = workers_.size();
+      ++ticket_;
+    }
+    wake_.notify_all();
+    takeItems(positions_[0].next, run);
+    std::unique_lock lock(mutex_);
+    done_.wait(lock, [this] { return busy_ == 0; });
+  }
+  /// All items before it are done. The first thread calls it between two of its items.
+  size_t done() {
+    positions_[0].next = SIZE_MAX;
+    size_t done = std::min<size_t>(next_, levelEnd_); // first: items that begin later are not below it
+    for (size_t t = 0; t <= workers_.size(); ++t)
+      done = std::min<size_t>(done, positions_[t].next);
+    return done;
+  }
+
+private:
+  /// The next item of a thread, or one before it; SIZE_MAX if the thread has none. On a cache line of its own.
+  struct alignas(64) Position {
+    std::atomic<size_t> next{SIZE_MAX};
+  };
+
+  /// Does items of the level until none is left. `position`: of this thread. It is at most the item that the thread has
+  /// begun, so all items before the least position are done.
+  template <class Run> void takeItems(std::atomic<size_t> &position, const Run &run) {
+    while (true) {
+      position = next_.load();
+      const size_t item = next_.fetch_add(1);
+      if (item >= levelEnd_)
+        break;
+      if (!run(item, &position == &positions_[0].next))
+        return;
+    }
+    position = SIZE_MAX;
+  }
+
+  template <class Run> void work(std::atomic<size_t> &position, const Run &run) {
+    uint64_t seen = 0;
+    std::unique_lock lock(mutex_);
+    while (true) {
+      wake_.wait(lock, [&] { return stop_ || ticket_ != seen; });
+      if (stop_)
+        return;
+      seen = ticket_;
+      lock.unlock();
+      takeItems(position, run);
+      lock.lock();
+      if (--busy_ == 0)
+        done_.notify_all();
+    }
+  }
+
+  std::unique_ptr<Position[]> positions_; // by thread
+  std::vector<std::thread> workers_;      // all but the first
+  std::mutex mutex_;
+  std::condition_variable wake_, done_;
+  bool stop_ = false;
+  uint64_t ticket_ = 0; // counts the levels
+  size_t busy_ = 0;
+  std::atomic<size_t> next_{0};
+  size_t levelEnd_ = 0;
+};
+
+class ThreadsTransport : public Transport {
+public:
+  explicit ThreadsTransport(unsigned threads)
+      : threads_(threads ? threads : std::max(1u, std::thread::hardware_concurrency())) {}
 
   Status prepare(const Plan &plan, const std::vector<LocalRank> &ranks, Deadline) override {
     uint32_t last = 0;
@@ -54,9 +140,7 @@ public:
     levelEnds_.push_back(copies_.size());
     addWork(ranks);
     const auto count = std::min<uint64_t>(threads_, std::max<size_t>(1, levelEnds_.back()));
-    positions_ = std::make_unique<Position[]>(count);
-    for (uint64_t t = 1; t < count; ++t)
-      workers_.emplace_back([this, t] { work(positions_[t].next); });
+    levels_.start(count, [this](size_t item, bool first) { return runItem(item, first); });
     return {};
   }
 
@@ -65,26 +149,14 @@ public:
 
   Status run(Deadline deadline) override {
     deadline_ = deadline;
-    expired_ = failed_ = false;
-    next_ = 0;
+    failure_ = {};
+    ended_ = false;
     reports_.beginRun();
-    for (size_t end : levelEnds_) {
-      {
-        std::lock_guard lock(mutex_);
-        next_ = std::min<size_t>(next_, levelEnd_); // each thread has counted one past the end of the level before
-        levelEnd_ = end;
-        busy_ = workers_.size();
-        ++ticket_;
-      }
-      wake_.notify_all();
-      runChunks(positions_[0].next);
-      std::unique_lock lock(mutex_);
-      done_.wait(lock, [this] { return busy_ == 0; });
-    }
-    if (failed_)
+    levels_.restart();
+    for (size_t end : levelEnds_)
+      levels_.runLevel(end, [this](size_t item, bool first) { return runItem(item, first); });
+    if (ended_)
       return failure_;
-    if (expired_)
-      return timedOut("timed out: not all copies were done");
     reports_.report(copies_.size());
     return {};
   }
@@ -118,103 +190,62 @@ private:
       levelEnds_.push_back(work_.size() + copies_.size());
   }
 
-  /// Runs chunks of the level until none is left. `position`: of this thread. It is at most the chunk that the thread
-  /// has begun, so all chunks before the least position are done.
-  void runChunks(std::atomic<size_t> &position) {
-    while (true) {
-      position = next_.load();
-      const size_t i = next_.fetch_add(1);
-      if (i >= levelEnd_)
-        break;
-      if (failed_)
-        return;
-      if (passed(deadline_)) {
-        expired_ = true;
-        return;
-      }
-      if (i < before_)
-        work_[i].viewJobs->run(ViewJobs::kBefore, work_[i].job);
-      else if (i - before_ < copies_.size()) {
-        if (!copy(i - before_))
-          return;
-      } else if (const Work &work = work_[i - copies_.size()]; true)
-        work.viewJobs->run(work.set, work.job);
-      if (&position == &positions_[0].next && reports_.due())
-        report();
+  /// Runs an item of the sequence, on the thread that runs the plan, `first`, or another one. Returns whether the run
+  /// goes on.
+  bool runItem(size_t item, bool first) {
+    if (ended_)
+      return false;
+    if (passed(deadline_))
+      return end(timedOut("timed out: not all copies were done"));
+    if (item < before_)
+      work_[item].viewJobs->run(ViewJobs::kBefore, work_[item].job);
+    else if (item - before_ < copies_.size()) {
+      if (Status status = copy(item - before_); !status.ok())
+        return end(std::move(status));
+    } else if (const Work &work = work_[item - copies_.size()]; true)
+      work.viewJobs->run(work.set, work.job);
+    if (first && reports_.due()) { // between two chunks of the thread
+      const size_t done = levels_.done();
+      reports_.report(std::min(done - std::min(done, before_), copies_.size()));
     }
-    position = SIZE_MAX;
+    return true;
   }
 
-  /// Returns false if a file could not be written.
-  bool copy(size_t chunk) {
+  /// Fails if a file could not be written.
+  Status copy(size_t chunk) {
     const bool stream = copies_.bytes() >= kStreamedRunBytes;
-    if (reports_.skips(chunk))
-      return true;
     Status status;
+    if (reports_.skips(chunk))
+      return status;
     if (files_)
       status = copies_.run(chunk, stream, *files_);
     else
       copies_.run(chunk, stream);
     reports_.copied();
-    if (status.ok())
-      return true;
+    return status;
+  }
+
+  /// Ends the run with its first error; that of a file takes the place of a timeout.
+  bool end(Status error) {
     const std::lock_guard lock(mutex_);
-    if (!failed_)
-      failure_ = std::move(status);
-    failed_ = true;
+    if (!ended_ || failure_.timedOut())
+      failure_ = std::move(error);
+    ended_ = true;
     return false;
   }
-
-  /// Reports how many copies are done. Called by the thread that runs the plan, between two of its chunks.
-  void report() {
-    positions_[0].next = SIZE_MAX;
-    size_t done = std::min<size_t>(next_, levelEnd_); // first: chunks that begin later are not below it
-    for (size_t t = 0; t <= workers_.size(); ++t)
-      done = std::min<size_t>(done, positions_[t].next);
-    reports_.report(std::min(done - std::min(done, before_), copies_.size()));
-  }
-
-  void work(std::atomic<size_t> &position) {
-    uint64_t seen = 0;
-    std::unique_lock lock(mutex_);
-    while (true) {
-      wake_.wait(lock, [&] { return stop_ || ticket_ != seen; });
-      if (stop_)
-        return;
-      seen = ticket_;
-      lock.unlock();
-      runChunks(position);
-      lock.lock();
-      if (--busy_ == 0)
-        done_.notify_all();
-    }
-  }
-
-  /// The next chunk of a thread, or one before it; SIZE_MAX if the thread has none. On a cache line of its own.
-  struct alignas(64) Position {
-    std::atomic<size_t> next{SIZE_MAX};
-  };
 
   const unsigned threads_;
   ChunkedCopies copies_;
   CopyReports reports_{copies_};
   std::unique_ptr<const FileCopies> files_;
-  std::unique_ptr<Position[]> positions_; // by thread; the first runs the plan
-  std::vector<Work> work_;                // before_ jobs before the copies, then the jobs after them
+  std::vector<Work> work_; // before_ jobs before the copies, then the jobs after them
   size_t before_ = 0;
   std::vector<size_t> levelEnds_; // ends in the sequence: jobs before, chunks of copies, jobs after
-
-  std::vector<std::thread> workers_;
-  std::mutex mutex_;
-  std::condition_variable wake_, done_;
-  bool stop_ = false;
-  uint64_t ticket_ = 0;
-  size_t busy_ = 0;
-  std::atomic<size_t> next_{0};
-  size_t levelEnd_ = 0;
-  std::atomic<bool> expired_{false}, failed_{false};
-  Status failure_; // the first error of a run
   Deadline deadline_;
+  std::atomic<bool> ended_{false}; // the run, by an error
+  Status failure_;                 // its error
+  std::mutex mutex_;               // guards failure_
+  LevelThreads levels_;            // they end before the members above
 };
 
 } // namespace
