@@ -18,16 +18,124 @@ constexpr std::chrono::milliseconds kUnresponsive{1000};
 
 } // namespace
 
-Status VersionTransfer::start(const Version &version) {
-  endFetches();
+// -------------------------------------------------------------------------------------------------------- the messages
+
+void MessageReads::restart() {
   const std::vector<ReceivedMessage> &received = options_.table->received();
-  version_ = version;
-  written_ = whole_ = false;
   messages_.clear();
   messages_.resize(received.size());
+  first_ = 0;
   open_ = static_cast<size_t>(
       std::count_if(received.begin(), received.end(), [](const auto &each) { return each.packing.bytes() > 0; }));
-  first_ = copies_ = 0;
+}
+
+std::pair<size_t, size_t> MessageReads::window() {
+  while (first_ < messages_.size() && messages_[first_].next == packing(first_).bytes())
+    ++first_;
+  return {first_, std::min(messages_.size(), first_ + kAhead)};
+}
+
+bool MessageReads::canFetch(size_t message) const {
+  return messages_[message].next < packing(message).bytes() &&
+         options_.progress->locals() >= options_.table->received()[message].localsBefore;
+}
+
+void MessageReads::fetch(size_t number, ServerConnection &server, FetchedRange &slot) {
+  Message &message = messages_[number];
+  slot.message = number;
+  slot.begin = message.next;
+  slot.end = std::min(packing(number).bytes(), message.next + options_.rangeBytes);
+  slot.direct = packing(number).contiguous() != nullptr;
+  if (!slot.direct && !slot.memory)
+    slot.memory.reset(new std::byte[options_.rangeBytes]);
+  slot.state = FetchedRange::asked;
+  message.server = &server;
+  message.next = slot.end;
+  message.inFlight.push_back(&slot);
+  receiving_.insert(number);
+}
+
+bool MessageReads::unpack() {
+  bool any = false;
+  for (auto at = receiving_.begin(); at != receiving_.end();) {
+    const size_t number = *at;
+    Message &message = messages_[number];
+    while (!message.inFlight.empty() && message.inFlight.front()->state == FetchedRange::arrived) {
+      FetchedRange &slot = *message.inFlight.front();
+      if (!slot.direct)
+        packing(number).unpack(slot.begin, slot.end, slot.memory.get());
+      message.landed = slot.end;
+      message.server->reads.unconfirmed.push_back({number, slot.end});
+      message.server->reads.release(slot);
+      message.inFlight.pop_front();
+      any = true;
+    }
+    at = message.inFlight.empty() ? receiving_.erase(at) : std::next(at);
+  }
+  return any;
+}
+
+void MessageReads::askSender(ServerConnection &server, FetchedRange &slot) {
+  Message &message = messages_[slot.message];
+  message.askSender = true;
+  std::erase(message.inFlight, &slot);
+  if (message.inFlight.empty()) {
+    message.next = message.landed;
+    message.server = nullptr;
+    receiving_.erase(slot.message);
+    first_ = std::min(first_, slot.message);
+  }
+  server.reads.release(slot);
+}
+
+void MessageReads::confirm(const ServerReads::Read &read) {
+  messages_[read.message].confirmed = read.end;
+  // Converted bytes are written again if the server is lost, so they count when all are confirmed.
+  const bool whole = read.end == packing(read.message).bytes();
+  if (whole || !packing(read.message).converts())
+    options_.progress->confirm(read.message, read.end);
+  open_ -= whole;
+}
+
+void MessageReads::discard(ServerConnection &server) {
+  ServerReads &reads = server.reads;
+  for (FetchedRange &slot : reads.slots)
+    slot.state = FetchedRange::free;
+  reads.fetches = 0;
+  reads.unconfirmed.clear();
+  reads.confirming = 0;
+  reads.leased = false;
+  reads.lease = 0;
+  for (size_t m = 0; m < messages_.size(); ++m) {
+    Message &message = messages_[m];
+    if (message.server != &server)
+      continue;
+    // Converted bytes are unpacked in ascending order from the first one.
+    const bool restarts = packing(m).converts() && message.confirmed < packing(m).bytes();
+    message.confirmed = restarts ? 0 : message.confirmed;
+    message.next = message.landed = message.confirmed;
+    message.inFlight.clear();
+    message.server = nullptr;
+    receiving_.erase(m);
+    first_ = std::min(first_, m);
+  }
+}
+
+std::optional<ServerReads::Read> MessageReads::missing() const {
+  for (size_t m = 0; m < messages_.size(); ++m)
+    if (messages_[m].confirmed < packing(m).bytes())
+      return ServerReads::Read{m, messages_[m].confirmed};
+  return {};
+}
+
+// -------------------------------------------------------------------------------------------------------- the transfer
+
+Status VersionTransfer::start(const Version &version) {
+  endFetches();
+  version_ = version;
+  written_ = whole_ = false;
+  reads_.restart();
+  copies_ = 0;
   Status status = options_.server->serve(version);
   if (!status.ok())
     version_ = {}; // the next pull tries again
@@ -40,7 +148,7 @@ Result<bool> VersionTransfer::run(const Assignment &assignment) {
   connections_.restartSilence();
   while (!finished()) {
     bool any = connections_.handleEvents();
-    any = unpack() || any;
+    any = reads_.unpack() || any;
     any = runLocalSteps() || any;
     if (!call_.error.ok())
       return call_.error;
@@ -74,12 +182,12 @@ void VersionTransfer::leaveServers() {
       continue;
     if (server.ready)
       connections_.send(server, makeFrame(FrameKind::leave, {version_.number}));
-    discard(server);
+    reads_.discard(server);
   }
 }
 
 bool VersionTransfer::finished() const {
-  return open_ == 0 && options_.progress->locals() == options_.table->locals().size();
+  return reads_.complete() && options_.progress->locals() == options_.table->locals().size();
 }
 
 // -------------------------------------------------------------------------------------------------------- what it asks
@@ -90,53 +198,39 @@ uint32_t VersionTransfer::serverOf(size_t number) const {
   const uint32_t sender = options_.table->received()[number].sender;
   if (fleet.isTarget(sender))
     return fleet.worldRank(fleet.replicaOf(options_.worldRank), fleet.meshRankOf(sender));
-  if (assignment_.parent != kSources && !messages_[number].askSender)
+  if (assignment_.parent != kSources && !reads_.asksSender(number))
     return parentRank();
   return sender;
 }
 
 void VersionTransfer::fetchMore() {
-  const std::vector<ReceivedMessage> &received = options_.table->received();
   size_t inFlight = 0;
   for (const auto &[rank, server] : connections_.all())
     inFlight += server.reads.fetches;
-  while (first_ < messages_.size() && messages_[first_].next == received[first_].packing.bytes())
-    ++first_;
-  for (size_t m = first_; m < std::min(messages_.size(), first_ + kAhead) && inFlight < kInFlight; ++m)
+  const auto [first, end] = reads_.window();
+  for (size_t m = first; m < end && inFlight < kInFlight; ++m)
     while (inFlight < kInFlight && fetchOne(m))
       ++inFlight;
 }
 
 /// Asks for the next range of a message. Returns whether it could.
 bool VersionTransfer::fetchOne(size_t number) {
-  Message &message = messages_[number];
-  const ReceivedMessage &received = options_.table->received()[number];
-  if (message.next == received.packing.bytes() || options_.progress->locals() < received.localsBefore)
+  if (!reads_.canFetch(number))
     return false;
   ServerConnection &server = connections_.to(serverOf(number));
   ServerReads &reads = server.reads;
-  if ((message.server && message.server != &server) || reads.fetches == kWindow ||
+  if (!reads_.canFetch(number, server) || reads.fetches == kWindow ||
       !connections_.ready(server, ServerConnections::kShortLookup))
     return false;
   FetchedRange &slot = *std::find_if(reads.slots.begin(), reads.slots.end(),
                                      [](const FetchedRange &each) { return each.state == FetchedRange::free; });
-  slot.message = number;
-  slot.begin = message.next;
-  slot.end = std::min(received.packing.bytes(), message.next + options_.rangeBytes);
-  slot.direct = received.packing.contiguous() != nullptr;
-  if (!slot.direct && !slot.memory)
-    slot.memory.reset(new std::byte[options_.rangeBytes]);
-  slot.state = FetchedRange::asked;
+  reads_.fetch(number, server, slot);
   if (reads.fetches++ == 0)
     server.lastSeen = Clock::now();
   reads.leased = true;
-  message.server = &server;
-  message.next = slot.end;
-  message.inFlight.push_back(&slot);
-  receiving_.insert(number);
   connections_.send(
-      server, makeFrame(FrameKind::fetch, {version_.number, received.message, slot.begin, slot.end,
-                                           static_cast<uint64_t>(&slot - reads.slots.data()),
+      server, makeFrame(FrameKind::fetch, {version_.number, options_.table->received()[number].message, slot.begin,
+                                           slot.end, static_cast<uint64_t>(&slot - reads.slots.data()),
                                            connections_.messenger().readsMemory(*server.peer), version_.incarnation}));
   return server.ready;
 }
@@ -161,27 +255,6 @@ bool VersionTransfer::mayWrite() {
   return written_;
 }
 
-/// Unpacks the ranges that have arrived, in the order of each message's bytes.
-bool VersionTransfer::unpack() {
-  bool any = false;
-  for (auto at = receiving_.begin(); at != receiving_.end();) {
-    const size_t number = *at;
-    Message &message = messages_[number];
-    while (!message.inFlight.empty() && message.inFlight.front()->state == FetchedRange::arrived) {
-      FetchedRange &slot = *message.inFlight.front();
-      if (!slot.direct)
-        options_.table->received()[number].packing.unpack(slot.begin, slot.end, slot.memory.get());
-      message.landed = slot.end;
-      message.server->reads.unconfirmed.push_back({number, slot.end});
-      message.server->reads.release(slot);
-      message.inFlight.pop_front();
-      any = true;
-    }
-    at = message.inFlight.empty() ? receiving_.erase(at) : std::next(at);
-  }
-  return any;
-}
-
 /// Runs at most one chunk of the local steps, which run in order.
 bool VersionTransfer::runLocalSteps() {
   const std::vector<LocalStep> &locals = options_.table->locals();
@@ -201,8 +274,7 @@ bool VersionTransfer::runLocalSteps() {
   return true;
 }
 
-// ----------------------------------------------------------------------------------------------------- what is
-// answered
+// ---------------------------------------------------------------------------------------------------- what is answered
 
 void VersionTransfer::arrived(ServerConnection &server, const MessengerEvent &event) {
   const auto &words = event.frame.words;
@@ -213,7 +285,7 @@ void VersionTransfer::arrived(ServerConnection &server, const MessengerEvent &ev
     if (kindOf(event.frame) == FrameKind::data)
       read(server, *slot, event);
     else if (kindOf(event.frame) == FrameKind::askSender)
-      askSender(server, *slot);
+      reads_.askSender(server, *slot); // the parent has the bytes in another form
     else
       refused(server);
   }
@@ -272,33 +344,12 @@ void VersionTransfer::received(ServerConnection &server, const MessengerEvent &e
   server.reads.slots[event.token].state = FetchedRange::arrived;
 }
 
-/// The parent has the bytes in another form.
-void VersionTransfer::askSender(ServerConnection &server, FetchedRange &slot) {
-  Message &message = messages_[slot.message];
-  message.askSender = true;
-  std::erase(message.inFlight, &slot);
-  if (message.inFlight.empty()) {
-    message.next = message.landed;
-    message.server = nullptr;
-    receiving_.erase(slot.message);
-    first_ = std::min(first_, slot.message);
-  }
-  server.reads.release(slot);
-}
-
 void VersionTransfer::confirmed(ServerConnection &server, bool valid) {
   if (!valid)
     return refused(server);
   for (ServerReads &reads = server.reads; reads.confirming > 0; --reads.confirming) {
-    const ServerReads::Read read = reads.unconfirmed.front();
+    reads_.confirm(reads.unconfirmed.front());
     reads.unconfirmed.pop_front();
-    Message &message = messages_[read.message];
-    const Packing &packing = options_.table->received()[read.message].packing;
-    message.confirmed = read.end;
-    // Converted bytes are written again if the server is lost, so they count when all are confirmed.
-    if (!packing.converts() || read.end == packing.bytes())
-      options_.progress->confirm(read.message, read.end);
-    open_ -= read.end == packing.bytes();
   }
 }
 
@@ -311,33 +362,7 @@ void VersionTransfer::refused(ServerConnection &server) {
     leaveParent();
 }
 
-void VersionTransfer::discard(ServerConnection &server) {
-  ServerReads &reads = server.reads;
-  for (FetchedRange &slot : reads.slots)
-    slot.state = FetchedRange::free;
-  reads.fetches = 0;
-  reads.unconfirmed.clear();
-  reads.confirming = 0;
-  reads.leased = false;
-  reads.lease = 0;
-  for (size_t m = 0; m < messages_.size(); ++m) {
-    Message &message = messages_[m];
-    if (message.server != &server)
-      continue;
-    const Packing &packing = options_.table->received()[m].packing;
-    // Converted bytes are unpacked in ascending order from the first one.
-    const bool restarts = packing.converts() && message.confirmed < packing.bytes();
-    message.confirmed = restarts ? 0 : message.confirmed;
-    message.next = message.landed = message.confirmed;
-    message.inFlight.clear();
-    message.server = nullptr;
-    receiving_.erase(m);
-    first_ = std::min(first_, m);
-  }
-}
-
-// ----------------------------------------------------------------------------------------------------------- the
-// parent
+// ---------------------------------------------------------------------------------------------------------- the parent
 
 uint32_t VersionTransfer::parentRank() const {
   return options_.fleet.worldRank(assignment_.parent, options_.fleet.meshRankOf(options_.worldRank));
@@ -365,18 +390,15 @@ void VersionTransfer::leaveParent() {
 
 /// The first message that is not complete, for the text of a timeout.
 std::string VersionTransfer::waitsFor() {
-  const std::vector<ReceivedMessage> &received = options_.table->received();
-  for (size_t m = 0; m < messages_.size(); ++m) {
-    if (messages_[m].confirmed == received[m].packing.bytes())
-      continue;
-    const ServerConnection &server = connections_.to(serverOf(m));
-    const bool unready = !server.ready && !server.problem.empty();
-    return "waited for message " + std::to_string(received[m].message) + " of version " +
-           std::to_string(version_.number) + " from " + options_.fleet.name(server.worldRank) + ", of which " +
-           std::to_string(messages_[m].confirmed) + " of " + std::to_string(received[m].packing.bytes()) +
-           " bytes have arrived" + (unready ? "; " + server.problem : "");
-  }
-  return "the copies within the rank were not complete";
+  const std::optional<ServerReads::Read> missing = reads_.missing();
+  if (!missing)
+    return "the copies within the rank were not complete";
+  const ReceivedMessage &message = options_.table->received()[missing->message];
+  const ServerConnection &server = connections_.to(serverOf(missing->message));
+  const bool unready = !server.ready && !server.problem.empty();
+  return "waited for message " + std::to_string(message.message) + " of version " + std::to_string(version_.number) +
+         " from " + options_.fleet.name(server.worldRank) + ", of which " + std::to_string(missing->end) + " of " +
+         std::to_string(message.packing.bytes()) + " bytes have arrived" + (unready ? "; " + server.problem : "");
 }
 
 } // namespace reshard::pull

@@ -34,10 +34,56 @@ struct Assignment {
   uint32_t parent = kSources;
 };
 
+/// How much of each message of a version is asked for, has arrived, and is confirmed.
+class MessageReads {
+public:
+  explicit MessageReads(const PullerOptions &options) : options_(options) {}
+
+  /// Nothing is read.
+  void restart();
+  /// Whether all messages are confirmed as a whole.
+  bool complete() const { return open_ == 0; }
+  /// The messages, [first, second), whose ranges are fetched next.
+  std::pair<size_t, size_t> window();
+  /// Whether its next range can be fetched: from this server.
+  bool canFetch(size_t message) const;
+  bool canFetch(size_t message, const ServerConnection &from) const {
+    return !messages_[message].server || messages_[message].server == &from;
+  }
+  /// Sets a slot of the server to the next range.
+  void fetch(size_t message, ServerConnection &server, FetchedRange &slot);
+  /// Unpacks the ranges that have arrived, in the order of each message's bytes. Returns whether there were any.
+  bool unpack();
+  /// The server does not give the range of a slot, or any of its message: the message's sender does.
+  void askSender(ServerConnection &server, FetchedRange &slot);
+  bool asksSender(size_t message) const { return messages_[message].askSender; }
+  /// The server has confirmed a read.
+  void confirm(const ServerReads::Read &read);
+  /// Drops the fetches in flight from a server, and what it has not confirmed.
+  void discard(ServerConnection &server);
+  /// The first message that is not complete, and the number of its bytes that are confirmed; no value: there is none.
+  std::optional<ServerReads::Read> missing() const;
+
+private:
+  struct Message {
+    uint64_t next = 0, landed = 0, confirmed = 0;
+    ServerConnection *server = nullptr; // serves the ranges in flight and the reads that are not confirmed
+    std::deque<FetchedRange *> inFlight;
+    bool askSender = false;
+  };
+  const Packing &packing(size_t message) const { return options_.table->received()[message].packing; }
+
+  const PullerOptions &options_;
+  std::vector<Message> messages_;
+  size_t first_ = 0;           // messages before it are fetched
+  size_t open_ = 0;            // messages that are not confirmed as a whole
+  std::set<size_t> receiving_; // messages with ranges in flight
+};
+
 class VersionTransfer {
 public:
   VersionTransfer(const PullerOptions &options, ServerConnections &connections, PullCall &call)
-      : options_(options), connections_(connections), call_(call) {}
+      : options_(options), connections_(connections), call_(call), reads_(options) {}
 
   /// The version that the memory holds, or receives.
   const Version &version() const { return version_; }
@@ -57,21 +103,13 @@ public:
   void arrived(ServerConnection &server, const MessengerEvent &frame);
   void received(ServerConnection &server, const MessengerEvent &data);
   /// Drops the fetches in flight. Bytes that the server has not confirmed are fetched again.
-  void discard(ServerConnection &server);
+  void discard(ServerConnection &server) { reads_.discard(server); }
 
 private:
-  struct Message {
-    uint64_t next = 0, landed = 0, confirmed = 0;
-    ServerConnection *server = nullptr; // serves the ranges in flight and the reads that are not confirmed
-    std::deque<FetchedRange *> inFlight;
-    bool askSender = false;
-  };
-
   bool finished() const;
   uint32_t serverOf(size_t message) const;
   void fetchMore();
   bool fetchOne(size_t message);
-  bool unpack();
   /// Calls beforeWriting before the first byte is written. Returns false, and sets the call's error, if it fails.
   bool mayWrite();
   bool runLocalSteps();
@@ -79,7 +117,6 @@ private:
 
   FetchedRange *find(ServerConnection &server, const Frame &frame);
   void read(ServerConnection &server, FetchedRange &slot, const MessengerEvent &frame);
-  void askSender(ServerConnection &server, FetchedRange &slot);
   void confirmed(ServerConnection &server, bool valid);
   void refused(ServerConnection &server);
   /// The world rank of the parent that this one reads from.
@@ -95,11 +132,8 @@ private:
   Version version_;
   bool written_ = false; // a byte of it was written
   bool whole_ = false;   // all of them were, and afterWriting has succeeded
-  std::vector<Message> messages_;
-  size_t first_ = 0;           // messages before it are fetched
-  size_t copies_ = 0;          // local copies that have run
-  size_t open_ = 0;            // messages that are not confirmed as a whole
-  std::set<size_t> receiving_; // messages with ranges in flight
+  MessageReads reads_;
+  size_t copies_ = 0; // local copies that have run
 };
 
 } // namespace reshard::pull
