@@ -39,7 +39,7 @@ std::string positionOf(int64_t index, const std::vector<int64_t> &shape) {
 
 } // namespace
 
-const Holdings &RunDigests::holdings(uint32_t endpoint) {
+const Holdings &ProcessDigests::holdings(uint32_t endpoint) {
   if (const auto at = holdings_.find(endpoint); at != holdings_.end())
     return at->second;
   const auto covers = [&](uint32_t param, uint32_t) {
@@ -48,15 +48,15 @@ const Holdings &RunDigests::holdings(uint32_t endpoint) {
   return holdings_.emplace(endpoint, holdingsOf(memory_.plan.manifest(), endpoint, covers, false)).first->second;
 }
 
-const Param &RunDigests::paramOf(uint32_t number, const Holding &holding) {
+const Param &ProcessDigests::paramOf(uint32_t number, const Holding &holding) {
   return *endpoint(number).params()->Get(holdings(number).classOf(holding).param);
 }
 
-std::string RunDigests::paramName(uint32_t number, uint32_t param) const {
+std::string ProcessDigests::paramName(uint32_t number, uint32_t param) const {
   return endpoint(number).role()->str() + " param '" + endpoint(number).params()->Get(param)->name()->str() + "'";
 }
 
-std::vector<std::string> RunDigests::withoutElements(uint32_t number) const {
+std::vector<std::string> ProcessDigests::withoutElements(uint32_t number) const {
   std::vector<std::string> names;
   const auto &params = orEmpty(endpoint(number).params());
   for (uint32_t param = 0; param < params.size(); ++param)
@@ -66,20 +66,7 @@ std::vector<std::string> RunDigests::withoutElements(uint32_t number) const {
   return names;
 }
 
-std::string RunDigests::paramName(const Bucket &bucket) const {
-  const Holdings &held = holdings_.at(bucket.endpoint);
-  return paramName(bucket.endpoint, held.classOf(held.items[bucket.holding]).param);
-}
-
-Status RunDigests::reportUndigested(std::vector<std::string> names, bool allowed) {
-  undigested_ = std::move(names);
-  if (undigested_.empty() || allowed)
-    return {};
-  return invalid("expected params that hold elements of tensors on both sides, found quantized or transformed ones: " +
-                 joined(undigested_, "params"));
-}
-
-Status RunDigests::load(uint32_t number, uint32_t meshRank, const Holding &holding, Loaded &loaded) {
+Status ProcessDigests::load(uint32_t number, uint32_t meshRank, const Holding &holding, Loaded &loaded) {
   const uint32_t param = holdings(number).classOf(holding).param;
   const int64_t item = itemBytes(storageDtypeOf(*endpoint(number).params()->Get(param)));
   const std::byte *bound = memory_.bound(number, meshRank, param, holding.instance);
@@ -93,8 +80,8 @@ Status RunDigests::load(uint32_t number, uint32_t meshRank, const Holding &holdi
   return {};
 }
 
-Status RunDigests::add(const PartGrid &grid, Loaded &loaded, const PlaceSet *except, const Pieces &pieces,
-                       std::vector<CountedDigest> &sums) {
+Status ProcessDigests::add(const PartGrid &grid, Loaded &loaded, const PlaceSet *except, const Pieces &pieces,
+                           std::vector<CountedDigest> &sums) {
   if (Device *device = memory_.transport.device(); device && loaded.copy.empty()) {
     // The kernel has neither casts nor elements that do not count, and one digest.
     if (!except && !loaded.memory.cast && pieces.count() == 1)
@@ -109,8 +96,8 @@ Status RunDigests::add(const PartGrid &grid, Loaded &loaded, const PlaceSet *exc
   return {};
 }
 
-Status RunDigests::forEachCounted(uint32_t number, const std::string *tensor, const Deadline &deadline,
-                                  const std::function<Status(const Holding &, Loaded &, const PlaceSet *)> &work) {
+Status ProcessDigests::forEachCounted(uint32_t number, const std::string *tensor, const Deadline &deadline,
+                                      const std::function<Status(const Holding &, Loaded &, const PlaceSet *)> &work) {
   const Holdings &held = holdings(number);
   std::vector<const Holding *> mine;
   for (const Holding &holding : held.items)
@@ -145,47 +132,13 @@ Status RunDigests::forEachCounted(uint32_t number, const std::string *tensor, co
   return first;
 }
 
-Result<std::vector<SideDigest>> RunDigests::side(uint32_t number, bool allowUndigested, const Deadline &deadline) {
-  const Holdings &held = holdings(number);
-  Status status = reportUndigested(withoutElements(number), allowUndigested);
-  std::vector<SideDigest> found;
-  for (const HeldTensor &tensor : held.tensors) {
-    const DType dtype = storageDtypeOf(paramOf(number, held.items[tensor.holdings[0]]));
-    found.push_back({*tensor.name, dtype, tensor.shape, tensor.elements, {}});
-    for (const uint32_t holding : tensor.holdings)
-      if (const DType other = storageDtypeOf(paramOf(number, held.items[holding])); other != dtype && status.ok())
-        status = invalid("tensor '" + *tensor.name + "' is " + dtypeName(dtype) + " in one param and " +
-                         dtypeName(other) + " in another, expected one dtype");
-  }
-  std::vector<CountedDigest> sums(held.tensors.size());
-  std::mutex mutex;
-  if (status.ok())
-    status =
-        forEachCounted(number, nullptr, deadline, [&](const Holding &holding, Loaded &loaded, const PlaceSet *except) {
-          std::vector<CountedDigest> one(1);
-          Status added = add(holding.grid, loaded, except, whole(held.tensors[holding.tensor].elements), one);
-          const std::lock_guard lock(mutex);
-          sums[holding.tensor].add(one[0]);
-          return added;
-        });
-  if (status = agree(std::move(status), deadline); !status.ok())
-    return status;
-  if (status = reduce(sums, deadline); !status.ok())
-    return status;
-  for (size_t t = 0; t < found.size(); ++t)
-    found[t].sum = sums[t];
-  return found;
-}
-
-Status RunDigests::addSource(const Bucket *only, const Pieces &pieces, std::vector<CountedDigest> &sums,
-                             const Deadline &deadline) {
+Status ProcessDigests::addSource(const Bucket *only, const Pieces &pieces, std::vector<CountedDigest> &sums,
+                                 const Deadline &deadline) {
   std::mutex mutex;
   const Holdings &source = holdings(0);
   const std::string *name = nullptr;
-  if (only) {
-    const Holdings &target = holdings_.at(only->endpoint);
-    name = target.tensors[target.items[only->holding].tensor].name;
-  }
+  if (only)
+    name = tensorOf(*only).name;
   return forEachCounted(0, name, deadline, [&](const Holding &holding, Loaded &loaded, const PlaceSet *except) {
     const HeldTensor &tensor = source.tensors[holding.tensor];
     for (const auto &[number, first] : firstBucket_) {
@@ -212,13 +165,7 @@ Status RunDigests::addSource(const Bucket *only, const Pieces &pieces, std::vect
   });
 }
 
-Status RunDigests::checkMoves() const {
-  return buckets_.empty() && undigested_.empty()
-             ? invalid("the plan moves no bytes: no target has a param with elements")
-             : Status();
-}
-
-void RunDigests::makeBuckets() {
+void ProcessDigests::makeBuckets() {
   if (buckets_.empty())
     for (uint32_t number = 1; number < memory_.plan.manifest().endpoints()->size(); ++number) {
       firstBucket_[number] = static_cast<uint32_t>(buckets_.size());
@@ -228,21 +175,77 @@ void RunDigests::makeBuckets() {
   holdings(0); // before several threads read it
 }
 
+Status ProcessDigests::addTarget(const Bucket &bucket, uint32_t meshRank, const Pieces &pieces,
+                                 std::vector<CountedDigest> &sums) {
+  const Holding &holding = holdingOf(bucket);
+  Loaded loaded;
+  if (Status status = load(bucket.endpoint, meshRank, holding, loaded); !status.ok())
+    return status;
+  return add(holding.grid, loaded, nullptr, pieces, sums);
+}
+
+Status RunDigests::reportUndigested(std::vector<std::string> names, bool allowed) {
+  undigested_ = std::move(names);
+  if (undigested_.empty() || allowed)
+    return {};
+  return invalid("expected params that hold elements of tensors on both sides, found quantized or transformed ones: " +
+                 joined(undigested_, "params"));
+}
+
+Result<std::vector<SideDigest>> RunDigests::side(uint32_t number, bool allowUndigested, const Deadline &deadline) {
+  const Holdings &held = process_.holdings(number);
+  Status status = reportUndigested(process_.withoutElements(number), allowUndigested);
+  std::vector<SideDigest> found;
+  for (const HeldTensor &tensor : held.tensors) {
+    const DType dtype = storageDtypeOf(process_.paramOf(number, held.items[tensor.holdings[0]]));
+    found.push_back({*tensor.name, dtype, tensor.shape, tensor.elements, {}});
+    for (const uint32_t holding : tensor.holdings)
+      if (const DType other = storageDtypeOf(process_.paramOf(number, held.items[holding]));
+          other != dtype && status.ok())
+        status = invalid("tensor '" + *tensor.name + "' is " + dtypeName(dtype) + " in one param and " +
+                         dtypeName(other) + " in another, expected one dtype");
+  }
+  std::vector<CountedDigest> sums(held.tensors.size());
+  std::mutex mutex;
+  if (status.ok())
+    status = process_.forEachCounted(
+        number, nullptr, deadline, [&](const Holding &holding, ProcessDigests::Loaded &loaded, const PlaceSet *except) {
+          std::vector<CountedDigest> one(1);
+          Status added = process_.add(holding.grid, loaded, except, whole(held.tensors[holding.tensor].elements), one);
+          const std::lock_guard lock(mutex);
+          sums[holding.tensor].add(one[0]);
+          return added;
+        });
+  if (status = agree(std::move(status), deadline); !status.ok())
+    return status;
+  if (status = reduce(sums, deadline); !status.ok())
+    return status;
+  for (size_t t = 0; t < found.size(); ++t)
+    found[t].sum = sums[t];
+  return found;
+}
+
+Status RunDigests::checkMoves() const {
+  return process_.buckets().empty() && undigested_.empty()
+             ? invalid("the plan moves no bytes: no target has a param with elements")
+             : Status();
+}
+
 Status RunDigests::expect(const CheckOptions &options, const Deadline &deadline) {
   options_ = options;
-  makeBuckets();
-  expected_.assign(buckets_.size(), {});
-  if (Status status = agree(addSource(nullptr, {}, expected_, deadline), deadline); !status.ok())
+  process_.makeBuckets();
+  expected_.assign(process_.buckets().size(), {});
+  if (Status status = agree(process_.addSource(nullptr, {}, expected_, deadline), deadline); !status.ok())
     return status;
   if (Status status = reduce(expected_, deadline); !status.ok())
     return status;
   std::set<std::string> names;
-  for (const auto &[number, first] : firstBucket_) {
-    for (std::string &name : withoutElements(number))
+  for (const auto &[number, first] : process_.firstBucket()) {
+    for (std::string &name : process_.withoutElements(number))
       names.insert(std::move(name));
-    for (uint32_t item = 0; item < holdings(number).items.size(); ++item)
-      if (!isDigested(buckets_[first + item], expected_[first + item]))
-        names.insert(paramName(buckets_[first + item]));
+    for (uint32_t item = 0; item < process_.holdings(number).items.size(); ++item)
+      if (!process_.isDigested(process_.buckets()[first + item], expected_[first + item]))
+        names.insert(process_.paramName(process_.buckets()[first + item]));
   }
   if (Status status = reportUndigested({names.begin(), names.end()}, options.allowUndigested); !status.ok())
     return status;
@@ -254,35 +257,21 @@ Status RunDigests::expect(const CheckOptions &options, const Deadline &deadline)
   return {};
 }
 
-Status RunDigests::addTarget(const Bucket &bucket, uint32_t meshRank, const Pieces &pieces,
-                             std::vector<CountedDigest> &sums) {
-  const Holding &holding = holdings_.at(bucket.endpoint).items[bucket.holding];
-  Loaded loaded;
-  if (Status status = load(bucket.endpoint, meshRank, holding, loaded); !status.ok())
-    return status;
-  return add(holding.grid, loaded, nullptr, pieces, sums);
-}
-
 Status RunDigests::findWrong(std::vector<Wrong> &wrong, const Deadline &deadline) {
   std::vector<Wrong> all;
-  for (uint32_t b = 0; b < buckets_.size(); ++b) {
-    const Holdings &held = holdings_.at(buckets_[b].endpoint);
-    const Holding &holding = held.items[buckets_[b].holding];
-    if (isDigested(buckets_[b], expected_[b]))
-      for (const uint32_t meshRank : held.classOf(holding).meshRanks)
-        if (memory_.local(buckets_[b].endpoint, meshRank))
+  for (uint32_t b = 0; b < process_.buckets().size(); ++b)
+    if (const auto &bucket = process_.buckets()[b]; process_.isDigested(bucket, expected_[b]))
+      for (const uint32_t meshRank : process_.heldOf(bucket).classOf(process_.holdingOf(bucket)).meshRanks)
+        if (process_.memory().local(bucket.endpoint, meshRank))
           all.push_back({b, meshRank});
-  }
   Status first;
   std::mutex mutex;
-  parallelFor(all.size(), memory_.threads, [&](size_t i) {
-    const Bucket &bucket = buckets_[all[i].bucket];
-    const Holdings &held = holdings_.at(bucket.endpoint);
+  parallelFor(all.size(), process_.memory().threads, [&](size_t i) {
+    const auto &bucket = process_.buckets()[all[i].bucket];
     std::vector<CountedDigest> found(1);
     Status status = passed(deadline)
                         ? timedOut("timed out: not all digests were computed")
-                        : addTarget(bucket, all[i].meshRank,
-                                    whole(held.tensors[held.items[bucket.holding].tensor].elements), found);
+                        : process_.addTarget(bucket, all[i].meshRank, whole(process_.tensorOf(bucket).elements), found);
     const std::lock_guard lock(mutex);
     if (!status.ok())
       first = first.ok() ? std::move(status) : first;
@@ -299,10 +288,10 @@ Status RunDigests::compare(const Deadline &deadline) {
   std::vector<Wrong> wrong;
   if (Status status = agree(findWrong(wrong, deadline), deadline); !status.ok())
     return status;
-  std::vector<uint64_t> counts(buckets_.size());
+  std::vector<uint64_t> counts(process_.buckets().size());
   for (const Wrong &each : wrong)
     ++counts[each.bucket];
-  Result<std::vector<uint64_t>> all = memory_.transport.allReduceSum(std::move(counts), deadline);
+  Result<std::vector<uint64_t>> all = process_.memory().transport.allReduceSum(std::move(counts), deadline);
   if (!all.ok())
     return all.status();
   if (std::all_of(all->begin(), all->end(), [](uint64_t count) { return count == 0; })) {
@@ -324,7 +313,8 @@ Result<std::string> RunDigests::describe(const std::vector<Wrong> &mine, const s
   for (uint32_t b = first; b < counts.size(); ++b) {
     if (counts[b] == 0)
       continue;
-    const std::pair tensor(buckets_[b].endpoint, holdings_.at(buckets_[b].endpoint).items[buckets_[b].holding].tensor);
+    const auto &bucket = process_.buckets()[b];
+    const std::pair tensor(bucket.endpoint, process_.holdingOf(bucket).tensor);
     const auto at = std::find(tensors.begin(), tensors.end(), tensor);
     named[b] = static_cast<uint32_t>(at - tensors.begin()) + 1;
     if (at == tensors.end())
@@ -332,24 +322,24 @@ Result<std::string> RunDigests::describe(const std::vector<Wrong> &mine, const s
   }
   const size_t most = std::min(tensors.size(), kNamed);
   size_t ranks = 0; // the number in the target with the most
-  for (const auto &[number, bucket] : firstBucket_)
-    ranks = std::max<size_t>(ranks, endpoint(number).ranks()->size());
+  for (const auto &[number, bucket] : process_.firstBucket())
+    ranks = std::max<size_t>(ranks, process_.endpoint(number).ranks()->size());
   std::vector<uint64_t> flags(most * ranks);
   for (const Wrong &each : mine)
     if (const uint32_t place = named[each.bucket]; place <= most)
       flags[(place - 1) * ranks + each.meshRank] = 1;
-  const Result<std::vector<uint64_t>> all = memory_.transport.allReduceSum(std::move(flags), deadline);
+  const Result<std::vector<uint64_t>> all = process_.memory().transport.allReduceSum(std::move(flags), deadline);
   if (!all.ok())
     return all.status();
   std::string text;
   for (size_t t = 0; t < most; ++t) {
-    const Endpoint &at = endpoint(tensors[t].first);
+    const Endpoint &at = process_.endpoint(tensors[t].first);
     std::vector<std::string> names;
     for (uint32_t m = 0; m < at.ranks()->size(); ++m)
       if ((*all)[t * ranks + m] > 0)
         names.push_back(meshRankName(at, m));
     text += (t > 0 ? "; " : "") + std::string("tensor '") +
-            *holdings_.at(tensors[t].first).tensors[tensors[t].second].name + "' is wrong on " + at.role()->str() +
+            *process_.holdings(tensors[t].first).tensors[tensors[t].second].name + "' is wrong on " + at.role()->str() +
             " " + joined(names, "ranks");
     if (t == 0 && options_.firstIndex) {
       const Result<std::string> index = firstIndex(mine, first, deadline);
@@ -364,12 +354,11 @@ Result<std::string> RunDigests::describe(const std::vector<Wrong> &mine, const s
 }
 
 Result<std::string> RunDigests::firstIndex(const std::vector<Wrong> &mine, uint32_t number, const Deadline &deadline) {
-  const Bucket &bucket = buckets_[number];
-  const Holdings &held = holdings_.at(bucket.endpoint);
-  const HeldTensor &tensor = held.tensors[held.items[bucket.holding].tensor];
+  const auto &bucket = process_.buckets()[number];
+  const HeldTensor &tensor = process_.tensorOf(bucket);
   const auto own = std::find_if(mine.begin(), mine.end(), [&](const Wrong &wrong) { return wrong.bucket == number; });
   const Result<int64_t> meshRank =
-      memory_.transport.allReduceMin(own == mine.end() ? INT64_MAX : own->meshRank, deadline);
+      process_.memory().transport.allReduceMin(own == mine.end() ? INT64_MAX : own->meshRank, deadline);
   if (!meshRank.ok())
     return meshRank.status();
   const auto at = static_cast<uint32_t>(*meshRank);
@@ -377,16 +366,16 @@ Result<std::string> RunDigests::firstIndex(const std::vector<Wrong> &mine, uint3
   while (pieces.end - pieces.begin > 1) {
     pieces.length = (pieces.end - pieces.begin + kPieces - 1) / kPieces;
     std::vector<CountedDigest> expected(pieces.count()), found(pieces.count());
-    Status status = addSource(&bucket, pieces, expected, deadline);
-    const bool here = memory_.local(bucket.endpoint, at);
+    Status status = process_.addSource(&bucket, pieces, expected, deadline);
+    const bool here = process_.memory().local(bucket.endpoint, at);
     if (status.ok() && here)
-      status = addTarget(bucket, at, pieces, found);
+      status = process_.addTarget(bucket, at, pieces, found);
     if (status = agree(std::move(status), deadline); !status.ok())
       return status;
     if (status = reduce(expected, deadline); !status.ok())
       return status;
     const auto differs = std::mismatch(expected.begin(), expected.end(), found.begin()).first - expected.begin();
-    const Result<int64_t> piece = memory_.transport.allReduceMin(here ? differs : INT64_MAX, deadline);
+    const Result<int64_t> piece = process_.memory().transport.allReduceMin(here ? differs : INT64_MAX, deadline);
     if (!piece.ok())
       return piece.status();
     if (*piece >= static_cast<int64_t>(pieces.count()))
@@ -395,37 +384,36 @@ Result<std::string> RunDigests::firstIndex(const std::vector<Wrong> &mine, uint3
     pieces.end = std::min(pieces.end, pieces.begin + pieces.length);
   }
   return "first at index " + positionOf(pieces.begin, tensor.shape) + " on " +
-         meshRankName(endpoint(bucket.endpoint), at);
+         meshRankName(process_.endpoint(bucket.endpoint), at);
 }
 
 Result<std::vector<CountedDigest>> RunDigests::sourceDigests() {
-  makeBuckets();
-  std::vector<CountedDigest> sums(buckets_.size());
-  Status status = addSource(nullptr, {}, sums, {});
+  process_.makeBuckets();
+  std::vector<CountedDigest> sums(process_.buckets().size());
+  Status status = process_.addSource(nullptr, {}, sums, {});
   return status.ok() ? Result(std::move(sums)) : status;
 }
 
 Result<RunDigests::RankBuckets> RunDigests::bucketsOf(uint32_t meshRank, bool allowUndigested) {
-  makeBuckets();
+  process_.makeBuckets();
   RankBuckets found;
   std::set<uint32_t> sources;
-  const Holdings &source = holdings(0);
-  for (uint32_t b = 0; b < buckets_.size(); ++b) {
-    const Holdings &target = holdings_.at(buckets_[b].endpoint);
-    const Holding &holding = target.items[buckets_[b].holding];
-    const std::vector<uint32_t> &holders = target.classOf(holding).meshRanks;
+  const Holdings &source = process_.holdings(0);
+  for (uint32_t b = 0; b < process_.buckets().size(); ++b) {
+    const auto &bucket = process_.buckets()[b];
+    const std::vector<uint32_t> &holders = process_.heldOf(bucket).classOf(process_.holdingOf(bucket)).meshRanks;
     if (!std::binary_search(holders.begin(), holders.end(), meshRank))
       continue;
     found.numbers.push_back(b);
-    if (const auto at = source.byName.find(*target.tensors[holding.tensor].name); at != source.byName.end())
+    if (const auto at = source.byName.find(*process_.tensorOf(bucket).name); at != source.byName.end())
       for (const uint32_t item : source.tensors[at->second].holdings)
-        if (overlap(source.items[item].grid, holding.grid))
+        if (overlap(source.items[item].grid, process_.holdingOf(bucket).grid))
           sources.insert(source.classOf(source.items[item]).meshRanks[0]);
   }
   found.sources.assign(sources.begin(), sources.end());
   std::vector<std::string> names;
-  for (const auto &[number, first] : firstBucket_)
-    for (std::string &name : withoutElements(number))
+  for (const auto &[number, first] : process_.firstBucket())
+    for (std::string &name : process_.withoutElements(number))
       names.push_back(std::move(name));
   if (Status status = reportUndigested(std::move(names), allowUndigested); !status.ok())
     return status;
@@ -434,17 +422,12 @@ Result<RunDigests::RankBuckets> RunDigests::bucketsOf(uint32_t meshRank, bool al
   return found;
 }
 
-bool RunDigests::isDigested(const Bucket &bucket, const CountedDigest &expected) const {
-  return expected.elements ==
-         static_cast<uint64_t>(holdings_.at(bucket.endpoint).items[bucket.holding].grid.elements());
-}
-
 Status RunDigests::checkDigests(const RankBuckets &buckets, const std::vector<CountedDigest> &expected,
                                 bool allowUndigested) {
   std::set<std::string> names(undigested_.begin(), undigested_.end());
   for (size_t i = 0; i < buckets.numbers.size(); ++i)
-    if (const Bucket &bucket = buckets_[buckets.numbers[i]]; !isDigested(bucket, expected[i]))
-      names.insert(paramName(bucket));
+    if (const auto &bucket = process_.buckets()[buckets.numbers[i]]; !process_.isDigested(bucket, expected[i]))
+      names.insert(process_.paramName(bucket));
   return reportUndigested({names.begin(), names.end()}, allowUndigested);
 }
 
@@ -453,16 +436,15 @@ Result<std::string> RunDigests::compareRank(uint32_t meshRank, const RankBuckets
                                             const std::function<void()> &poll, const Deadline &deadline) {
   std::set<std::string> wrong;
   for (size_t i = 0; i < buckets.numbers.size(); ++i) {
-    const Bucket &bucket = buckets_[buckets.numbers[i]];
-    if (!isDigested(bucket, expected[i]))
+    const auto &bucket = process_.buckets()[buckets.numbers[i]];
+    if (!process_.isDigested(bucket, expected[i]))
       continue;
     poll();
     if (passed(deadline))
       return timedOut("timed out: not all digests were computed");
-    const Holdings &held = holdings_.at(bucket.endpoint);
-    const HeldTensor &tensor = held.tensors[held.items[bucket.holding].tensor];
+    const HeldTensor &tensor = process_.tensorOf(bucket);
     std::vector<CountedDigest> found(1);
-    if (Status status = addTarget(bucket, meshRank, whole(tensor.elements), found); !status.ok())
+    if (Status status = process_.addTarget(bucket, meshRank, whole(tensor.elements), found); !status.ok())
       return status;
     if (found[0] != expected[i])
       wrong.insert("'" + *tensor.name + "'");
@@ -472,7 +454,7 @@ Result<std::string> RunDigests::compareRank(uint32_t meshRank, const RankBuckets
 
 Status RunDigests::agree(Status mine, const Deadline &deadline) {
   const Result<int64_t> worst =
-      memory_.transport.allReduceMin(mine.ok() ? INT64_MAX : static_cast<int64_t>(mine.kind()), deadline);
+      process_.memory().transport.allReduceMin(mine.ok() ? INT64_MAX : static_cast<int64_t>(mine.kind()), deadline);
   if (!mine.ok())
     return mine;
   if (!worst.ok())
@@ -487,7 +469,7 @@ Status RunDigests::reduce(std::vector<CountedDigest> &sums, const Deadline &dead
   numbers.reserve(3 * sums.size());
   for (const CountedDigest &sum : sums)
     numbers.insert(numbers.end(), {sum.digest.sums[0], sum.digest.sums[1], sum.elements});
-  const Result<std::vector<uint64_t>> all = memory_.transport.allReduceSum(std::move(numbers), deadline);
+  const Result<std::vector<uint64_t>> all = process_.memory().transport.allReduceSum(std::move(numbers), deadline);
   if (all.ok())
     for (size_t i = 0; i < sums.size(); ++i)
       sums[i] = {{{(*all)[3 * i], (*all)[3 * i + 1]}}, (*all)[3 * i + 2]};

@@ -45,9 +45,71 @@ struct CheckOptions {
   bool allowUndigested = false; // params that cannot be compared are no error
 };
 
+/// What the memory of this process adds to the digests of tensors.
+class ProcessDigests {
+public:
+  /// A holding of a target, for which the source gives one digest.
+  struct Bucket {
+    uint32_t endpoint, holding;
+  };
+  /// The memory of a holding, or of a device and then, where the device cannot compute a digest, its copy.
+  struct Loaded {
+    InstanceMemory memory{};
+    uint64_t bytes = 0;
+    std::vector<std::byte> copy;
+  };
+
+  explicit ProcessDigests(DigestMemory memory) : memory_(std::move(memory)) {}
+
+  const DigestMemory &memory() const { return memory_; }
+  const schema::Endpoint &endpoint(uint32_t number) const { return *memory_.plan.manifest().endpoints()->Get(number); }
+  const schema::Holdings &holdings(uint32_t endpoint);
+  /// Makes the buckets: the holdings of all targets.
+  void makeBuckets();
+  const std::vector<Bucket> &buckets() const { return buckets_; }
+  /// By endpoint.
+  const std::map<uint32_t, uint32_t> &firstBucket() const { return firstBucket_; }
+  /// The holdings of its endpoint, and itself.
+  const schema::Holdings &heldOf(const Bucket &bucket) const { return holdings_.at(bucket.endpoint); }
+  const schema::Holding &holdingOf(const Bucket &bucket) const { return heldOf(bucket).items[bucket.holding]; }
+  const schema::HeldTensor &tensorOf(const Bucket &bucket) const {
+    return heldOf(bucket).tensors[holdingOf(bucket).tensor];
+  }
+  /// Whether the source gives the digest of all elements of a bucket.
+  bool isDigested(const Bucket &bucket, const CountedDigest &expected) const {
+    return expected.elements == static_cast<uint64_t>(holdingOf(bucket).grid.elements());
+  }
+  const schema::Param &paramOf(uint32_t endpoint, const schema::Holding &holding);
+  std::string paramName(uint32_t endpoint, uint32_t param) const;
+  std::string paramName(const Bucket &bucket) const {
+    return paramName(bucket.endpoint, heldOf(bucket).classOf(holdingOf(bucket)).param);
+  }
+  /// The names of the params of an endpoint whose memory does not hold elements of tensors.
+  std::vector<std::string> withoutElements(uint32_t endpoint) const;
+
+  /// Calls work(holding) in parallel for the holdings of an endpoint, or of one tensor of it, that this process counts.
+  Status forEachCounted(uint32_t endpoint, const std::string *tensor, const Deadline &deadline,
+                        const std::function<Status(const schema::Holding &, Loaded &, const PlaceSet *)> &work);
+  /// As addElements(), of memory of the host or of a device.
+  Status add(const schema::PartGrid &grid, Loaded &loaded, const PlaceSet *except, const Pieces &pieces,
+             std::vector<CountedDigest> &sums);
+  /// Adds the source's elements of each bucket to its sum; or, of one bucket only, to the sums of its pieces.
+  Status addSource(const Bucket *only, const Pieces &pieces, std::vector<CountedDigest> &sums,
+                   const Deadline &deadline);
+  Status addTarget(const Bucket &bucket, uint32_t meshRank, const Pieces &pieces, std::vector<CountedDigest> &sums);
+
+private:
+  Status load(uint32_t endpoint, uint32_t meshRank, const schema::Holding &holding, Loaded &loaded);
+
+  DigestMemory memory_;
+  std::map<uint32_t, schema::Holdings> holdings_; // by endpoint
+  std::vector<Bucket> buckets_;
+  std::map<uint32_t, uint32_t> firstBucket_;
+};
+
 class RunDigests {
 public:
-  explicit RunDigests(DigestMemory memory) : memory_(std::move(memory)) {}
+  explicit RunDigests(DigestMemory memory) : process_(std::move(memory)) {}
 
   /// The digests of an endpoint's tensors, in the order of its layout.
   Result<std::vector<SideDigest>> side(uint32_t endpoint, bool allowUndigested, const Deadline &deadline);
@@ -83,46 +145,14 @@ public:
   const std::vector<std::string> &undigested() const { return undigested_; }
 
 private:
-  /// A holding of a target, for which the source gives one digest.
-  struct Bucket {
-    uint32_t endpoint, holding;
-  };
   /// A mesh rank whose part of a bucket is wrong.
   struct Wrong {
     uint32_t bucket, meshRank;
   };
-  /// The memory of a holding, or of a device and then, where the device cannot compute a digest, its copy.
-  struct Loaded {
-    InstanceMemory memory{};
-    uint64_t bytes = 0;
-    std::vector<std::byte> copy;
-  };
 
-  const schema::Endpoint &endpoint(uint32_t number) const { return *memory_.plan.manifest().endpoints()->Get(number); }
-  const schema::Holdings &holdings(uint32_t endpoint);
-  void makeBuckets();
-  /// Whether the source gives the digest of all elements of a bucket.
-  bool isDigested(const Bucket &bucket, const CountedDigest &expected) const;
   /// Fails if the plan moves no bytes.
   Status checkMoves() const;
-  const schema::Param &paramOf(uint32_t endpoint, const schema::Holding &holding);
-  std::string paramName(uint32_t endpoint, uint32_t param) const;
-  /// The names of the params of an endpoint whose memory does not hold elements of tensors.
-  std::vector<std::string> withoutElements(uint32_t endpoint) const;
-  std::string paramName(const Bucket &bucket) const;
   Status reportUndigested(std::vector<std::string> names, bool allowed);
-
-  Status load(uint32_t endpoint, uint32_t meshRank, const schema::Holding &holding, Loaded &loaded);
-  /// Calls work(holding) in parallel for the holdings of an endpoint, or of one tensor of it, that this process counts.
-  Status forEachCounted(uint32_t endpoint, const std::string *tensor, const Deadline &deadline,
-                        const std::function<Status(const schema::Holding &, Loaded &, const PlaceSet *)> &work);
-  /// As addElements(), of memory of the host or of a device.
-  Status add(const schema::PartGrid &grid, Loaded &loaded, const PlaceSet *except, const Pieces &pieces,
-             std::vector<CountedDigest> &sums);
-  /// Adds the source's elements of each bucket to its sum; or, of one bucket only, to the sums of its pieces.
-  Status addSource(const Bucket *only, const Pieces &pieces, std::vector<CountedDigest> &sums,
-                   const Deadline &deadline);
-  Status addTarget(const Bucket &bucket, uint32_t meshRank, const Pieces &pieces, std::vector<CountedDigest> &sums);
   Status findWrong(std::vector<Wrong> &wrong, const Deadline &deadline);
   /// The text of an error; `counts`: the wrong mesh ranks of each bucket.
   Result<std::string> describe(const std::vector<Wrong> &mine, const std::vector<uint64_t> &counts,
@@ -132,11 +162,8 @@ private:
   Status agree(Status mine, const Deadline &deadline);
   Status reduce(std::vector<CountedDigest> &sums, const Deadline &deadline);
 
-  DigestMemory memory_;
-  std::map<uint32_t, schema::Holdings> holdings_; // by endpoint
-  std::vector<Bucket> buckets_;                   // the holdings of all targets
-  std::map<uint32_t, uint32_t> firstBucket_;      // by endpoint
-  std::vector<CountedDigest> expected_, last_;    // by bucket; `last_` of the last check that passed
+  ProcessDigests process_;
+  std::vector<CountedDigest> expected_, last_; // by bucket; `last_` of the last check that passed
   CheckOptions options_;
   std::vector<std::string> undigested_;
 };
