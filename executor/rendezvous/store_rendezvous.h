@@ -19,8 +19,8 @@
 #include "executor/rendezvous/rendezvous.h"
 #include "executor/rendezvous/store.h"
 
-#include <chrono>
-#include <vector>
+#include <string>
+#include <utility>
 
 namespace reshard {
 
@@ -53,78 +53,21 @@ Deadline shortly();
 class StoreRendezvous : public Rendezvous {
 public:
   /// The store must outlive it.
-  StoreRendezvous(Store &store, JobOptions options);
+  StoreRendezvous(Store &store, JobOptions options) : store_(store), options_(std::move(options)) {}
 
   uint32_t rank() const override { return options_.rank; }
   uint32_t size() const override { return options_.size; }
-  uint64_t session() const override { return session_; }
+  uint64_t session() const override { return roster_.session; }
   Status join(std::string_view hello, const Deadline &deadline) override;
   /// Whether join was called: it tells the others of a failure itself.
   bool begun() const { return begun_; }
   Result<std::string> hello(uint32_t rank, const Deadline &deadline) override;
 
 private:
-  /// What rank 0 knows about another rank.
-  struct Peer {
-    uint64_t token = 0; // 0: it has said nothing
-    std::chrono::steady_clock::time_point since;
-    std::string who, problem; // a problem is decisive once it has answered
-    bool trusted = false;     // it has this job's secret, so it can read a refusal
-    bool replaced = false;    // its hello replaced another one
-    bool answered = false;
-    std::optional<std::chrono::steady_clock::time_point> differs; // since when it is known that it has another plan
-    uint64_t refused = 0;  // the token that it has with another plan, to which the refusal was addressed
-    bool informed = false; // it knows the refusal
-  };
-
-  std::string key(const char *kind, uint32_t rank) const;
-  Status set(const std::string &key, const std::string &record, const Deadline &deadline);
-  Result<std::optional<Unsealed>> find(const std::string &key, const Deadline &deadline);
-
-  /// Sets this process's hello and plan.
-  Status announce(std::string_view hello, const Deadline &deadline);
-  /// Fails if another process has replaced this process's hello; sets it again if the store has lost it.
-  Status keepHello(const Deadline &deadline);
-
-  // Only rank 0 calls these.
-  Status admit(const Deadline &deadline);
-  Result<bool> poll(uint32_t rank, const Deadline &deadline);
-  Status readHello(uint32_t rank, const Deadline &deadline);
-  Status findOtherPlan(uint32_t rank, const Deadline &deadline);
-  Status findConflict(uint32_t rank, const Deadline &deadline);
-  Result<bool> findAnswer(uint32_t rank, const Deadline &deadline);
-  Status refuse(Status reason, const Deadline &deadline);
-  /// Tells a rank why the job fails. Returns whether it knows, or cannot read it. The roster gets the tokens of ranks
-  /// that have said hello since.
-  Result<bool> sendRefusal(uint32_t rank, Roster &roster, const Deadline &deadline);
-  Status missing();
-
-  // Only the other ranks call these.
-  Status enter(const Deadline &deadline);
-  Result<bool> pollRankZero(const Deadline &deadline);
-  Status findWelcome(const Deadline &deadline);
-  Result<bool> findRoster(const Deadline &deadline);
-  Status findRefusal(const Deadline &deadline);
-  /// Tells rank 0 that this process has another plan, if it has, and notes it.
-  Status compareWithRankZero(const Deadline &deadline);
-
-  /// What the store says about clients that were refused, and about an earlier attempt.
-  std::string storeNote(const Deadline &deadline);
-  /// The longest pause between polls: many ranks poll less often.
-  std::chrono::milliseconds pause() const { return std::chrono::milliseconds(50 + options_.size / 10); }
-
   Store &store_;
   const JobOptions options_;
-  const std::string prefix_;
-  Hello own_;
-  std::string ownRecord_; // own_, sealed
   bool begun_ = false;
-  std::vector<Peer> peers_;
-  Welcome answered_;     // the last welcome that this rank answered
-  uint64_t differs_ = 0; // the token of the rank 0 that knows that its plan differs from this rank's
-  uint64_t session_ = 0;
-  std::vector<uint64_t> tokens_; // the tokens of all ranks, after join
-  std::string note_; // a text about the plan of rank 0, kept since the store may end before this process's deadline
+  Roster roster_; // after join
 };
 
 } // namespace reshard
