@@ -9,29 +9,15 @@ import re
 import struct
 import tempfile
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from .compiler import run_compiler
-from .dtypes import dtype_of, safetensors_name
+from .dtypes import safetensors_name
 from .errors import Error
-from .live import axes_of, cuts_of, rule_of
-
-
-@dataclass(frozen=True)
-class _Described:
-    shape: tuple[int, ...]  # of the unsharded tensor
-    dtype: str
-    rules: dict[int, dict[str, Any]]  # by dimension, as in a layout
-
-
-def _yaml(rule: Mapping[str, Any]) -> str:
-    """Returns a rule as YAML text: its axes, outermost first, then the options that differ from the default."""
-    axis = rule["axis"] if isinstance(rule["axis"], str) else f"[{', '.join(rule['axis'])}]"
-    more = [f"{key}: {value}" for key, value in rule.items() if key != "axis"]
-    return "{" + ", ".join([f"axis: {axis}", *more]) + "}" if more else axis
+from .flow import Word, flow, rule_text
+from .live import Part, axes_of, part_of, shard_of
 
 
 def _mesh(named: Mapping[str, Any]) -> dict[str, int]:
@@ -56,31 +42,19 @@ def _mesh(named: Mapping[str, Any]) -> dict[str, int]:
     return dict(reversed(whole))  # DTensor's last axis varies fastest; in reshard the first one does
 
 
-def _describe(name: str, tensor: Any, axes: Mapping[str, int]) -> _Described:
-    shape = list(tensor.shape)
-    rules: dict[int, dict[str, Any]] = {}
-    if hasattr(tensor, "placements"):
-        mesh, over = tensor.device_mesh, sorted(cuts_of(name, tensor), key=lambda cut: cut[0])
-        for dimension, cuts in groupby(over, key=lambda cut: cut[0]):
-            axes_there = [axis for _, axis in cuts]
-            names = [axes_of(mesh)[axis] for axis in axes_there]
-            rules[dimension] = rule_of(names, [mesh.shape[axis] for axis in axes_there], shape[dimension])
-    elif getattr(tensor, "tensor_model_parallel", False):
-        # Megatron: experts are sharded over etp. Their gradients are not reduced over data parallel ranks: allreduce is
-        # False.
-        axis = "tp" if getattr(tensor, "allreduce", True) else "etp"
-        if axis not in axes:
-            raise Error(
-                f"param {name!r} is tensor parallel, but the size of axis {axis!r} is unknown: pass it in "
-                f"axes={{{axis!r}: SIZE}} (--axis={axis}=SIZE)"
-            )
-        stride = getattr(tensor, "partition_stride", 1)
-        shape[tensor.partition_dim] *= axes[axis]
-        rules[tensor.partition_dim] = {"axis": axis} | ({"stride": stride} if stride > 1 else {})
-    return _Described(tuple(shape), dtype_of(name, tensor), rules)
+def _group(name: str, tensor: Any, axes: Mapping[str, int]) -> tuple[str, range]:
+    """Returns the axis of a tensor of Megatron. Experts are sharded over etp: their gradients are not reduced over data
+    parallel ranks, allreduce is False. This rank does not know the others of its group, but how many they are."""
+    axis = "tp" if getattr(tensor, "allreduce", True) else "etp"
+    if axis not in axes:
+        raise Error(
+            f"param {name!r} is tensor parallel, but the size of axis {axis!r} is unknown: pass it in "
+            f"axes={{{axis!r}: SIZE}} (--axis={axis}=SIZE)"
+        )
+    return axis, range(axes[axis])
 
 
-def _model(tensors: Mapping[str, _Described]) -> str:
+def _model(tensors: Mapping[str, Part]) -> str:
     """Returns the compiler's description of a checkpoint of these tensors. Only the checkpoint's header is written."""
     header, offset = {}, 0
     for name, tensor in tensors.items():
@@ -113,7 +87,13 @@ def _patterns(model: str) -> Iterable[tuple[str, re.Pattern[str]]]:
             )
 
 
-def _layout(model: str, tensors: Mapping[str, _Described]) -> list[str]:
+def _rules(name: str, tensor: Part) -> dict[int, Word]:
+    """Returns the sharding rules of a tensor by dimension."""
+    shard = shard_of([(cut, cut.axis) for cut in tensor.cuts], tensor.shape, f"param {name!r}")
+    return {dimension: rule_text(rule) for dimension, rule in shard.items()}
+
+
+def _layout(model: str, tensors: Mapping[str, Part]) -> list[str]:
     """Returns the lines of `shard:`, one for each declared name that has sharding rules."""
     declared = list(_patterns(model))
     exact = {name for name, _ in declared}
@@ -124,18 +104,15 @@ def _layout(model: str, tensors: Mapping[str, _Described]) -> list[str]:
             if name in tensors
             else {each: t for each, t in tensors.items() if each not in exact and pattern.fullmatch(each)}
         )
-        different = {json.dumps(tensor.rules): each for each, tensor in fit.items()}
+        rules = {each: _rules(each, tensor) for each, tensor in fit.items()}
+        different = {flow(rule): each for each, rule in rules.items()}
         if len(different) > 1:
             raise Error(
                 f"tensors {' and '.join(map(repr, different.values()))} have one tensor pattern "
                 f"({declared!r}) but different shardings: one layout cannot express this"
             )
-        rules = next(iter(fit.values())).rules if fit else {}
-        if rules:
-            lines.append(
-                f"      {json.dumps(name)}: "
-                f"{{{', '.join(f'{dimension}: {_yaml(rule)}' for dimension, rule in sorted(rules.items()))}}}"
-            )
+        if any(rules.values()):
+            lines.append(f"      {json.dumps(name)}: {next(iter(different))}")
     return lines
 
 
@@ -154,7 +131,7 @@ def describe(module: Any, *, layout: str = "live", axes: Mapping[str, int] | Non
     named = module if isinstance(module, Mapping) else dict(module.named_parameters())
     if braced := next((name for name in named if "{" in name or "}" in name), None):
         raise Error(f"param {braced!r}: a brace in a name is not supported")
-    tensors = {name: _describe(name, tensor, axes or {}) for name, tensor in named.items()}
+    tensors = {name: part_of(name, tensor, partial(_group, name, tensor, axes or {})) for name, tensor in named.items()}
     if not tensors:
         raise Error("the module has no params, expected at least one")
     model = _model(tensors)

@@ -33,6 +33,11 @@ def flow(value: Any) -> str:
     return json.dumps(value) if isinstance(value, Name) else str(value)
 
 
+def rule_text(rule: Mapping[str, Any]) -> Word:
+    """A rule of `shard` or `place`: one without options is written as its axis, or the list of its axes."""
+    return Word(flow(rule["axis"] if len(rule) == 1 else rule))
+
+
 def write(model: Mapping[str, Any]) -> str:
     """A model file. Tensors, layouts, and in a layout the params, have a line each."""
     lines = []

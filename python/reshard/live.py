@@ -2,19 +2,20 @@
 """The job of a refit between live modules, from what each rank states about its own tensors.
 
 Each rank states a ``Part`` for each of its tensors: the shape of the unsharded tensor, its dtype, and the groups of
-ranks that cut it. ``job_of`` combines the statements of all ranks into one job. It needs neither PyTorch nor any
-framework.
+ranks that cut it. ``job_of`` combines the statements of all ranks into one job; ``reshard-describe`` writes those of
+one rank. It needs neither PyTorch nor any framework.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .coverage import matched
+from .dtypes import dtype_of
 from .errors import Error
 
 #: A mesh axis: its stride in mesh ranks, and its size.
@@ -28,6 +29,7 @@ class Cut:
     dimension: int
     ranks: tuple[int, ...]  #: the world ranks of the group, in the order of their parts
     stride: int = 0  #: 0: parts as of torch.chunk; else the rule ``stride`` of a layout (Megatron's partition_stride)
+    axis: str = field(default="", compare=False)  #: the framework's name of the group; other ranks do not need it
 
 
 @dataclass(frozen=True)
@@ -55,49 +57,77 @@ def axes_of(mesh: Any) -> list[str]:
     return list(mesh.mesh_dim_names or (f"axis{i}" for i in range(len(mesh.shape))))
 
 
-def cuts_of(name: str, tensor: Any) -> list[tuple[int, int]]:
-    """Returns the cuts of a DTensor, in the order in which they apply: (dimension, axis of its mesh).
-
-    Strided placements (FSDP over tensor parallelism) are applied last. Raises Error if a placement cannot be expressed.
-    """
-    shape, placements = tensor.device_mesh.shape, tensor.placements
-    cuts: list[tuple[int, int]] = []
-    strided: list[tuple[int, int]] = []
-    for i, placement in enumerate(placements):
+def _cuts_of(name: str, tensor: Any) -> Iterator[Cut]:
+    """Yields the cuts of a DTensor. Strided placements (FSDP over tensor parallelism) are applied last. Raises Error if
+    a placement cannot be expressed."""
+    mesh, placements = tensor.device_mesh, tensor.placements
+    for i, placement in sorted(enumerate(placements), key=lambda each: type(each[1]).__name__ == "_StridedShard"):
         kind = type(placement).__name__
         if kind == "Replicate":
             continue
         if kind not in ("Shard", "_StridedShard"):
             raise Error(
-                f"param {name!r}: placement {placement} on mesh axis {axes_of(tensor.device_mesh)[i]!r} is not "
+                f"param {name!r}: placement {placement} on mesh axis {axes_of(mesh)[i]!r} is not "
                 "supported, expected Shard or Replicate"
             )
         dimension = placement.dim % len(tensor.shape)
-        (strided if kind == "_StridedShard" else cuts).append((dimension, i))
         if kind == "_StridedShard":
-            later = [j for j in range(i + 1, len(shape)) if getattr(placements[j], "dim", None) == placement.dim]
-            expected = math.prod(shape[j] for j in later)
+            later = [j for j in range(i + 1, len(placements)) if getattr(placements[j], "dim", None) == placement.dim]
+            expected = math.prod(mesh.shape[j] for j in later)
             if placement.split_factor != expected:
                 raise Error(
                     f"param {name!r}: found split factor {placement.split_factor}, expected {expected}, "
                     f"the ranks of later mesh axes on dimension {dimension}"
                 )
-    return cuts + strided
+        at = tuple(slice(None) if j == i else where for j, where in enumerate(mesh.get_coordinate()))
+        yield Cut(dimension, tuple(mesh.mesh[at].tolist()), axis=axes_of(mesh)[i])
 
 
-def rule_of(axes: Sequence[str], sizes: Sequence[int], rows: int) -> dict[str, Any]:
-    """Returns the sharding rule of a dimension of ``rows`` rows, which torch.chunk splits over each axis in turn.
+def part_of(name: str, tensor: Any, group: Callable[[], tuple[str, Sequence[int]]] | None = None) -> Part:
+    """Describes a tensor of this rank: a DTensor by its mesh and placements. A plain tensor is whole.
 
-    axes, sizes: the names of the axes and their numbers of ranks. If the parts over several axes have different
-        lengths, ``sizes`` of the rule lists them.
+    group: the name and the ranks of the group that cuts a tensor of Megatron-Core, whose attributes do not state them.
+        None: these attributes are not looked at.
     """
+    shape, cuts = list(tensor.shape), tuple[Cut, ...]()
+    if hasattr(tensor, "placements"):
+        cuts = tuple(_cuts_of(name, tensor))
+    elif group and getattr(tensor, "tensor_model_parallel", False):
+        axis, ranks = group()
+        dimension = int(getattr(tensor, "partition_dim", 0))
+        shape[dimension] *= len(ranks)
+        cuts = (Cut(dimension, tuple(ranks), int(getattr(tensor, "partition_stride", 1)), axis),)
+    return Part(tuple(shape), dtype_of(name, tensor), cuts)
+
+
+def shard_of(cuts: Iterable[tuple[Cut, str]], shape: Sequence[int], where: str) -> dict[int, dict[str, Any]]:
+    """Returns the sharding rules of a tensor of this shape by dimension, as in a layout: of its cuts, each with the
+    name of its axis. where: names the tensor in the error of a dimension that no rule gives."""
+    by_dimension: dict[int, list[tuple[Cut, str]]] = {}
+    for cut, axis in cuts:
+        by_dimension.setdefault(cut.dimension, []).append((cut, axis))
+    return {dimension: _rule(found, shape[dimension], where) for dimension, found in sorted(by_dimension.items())}
+
+
+def _rule(cuts: Sequence[tuple[Cut, str]], rows: int, where: str) -> dict[str, Any]:
+    """Returns the rule of a dimension of ``rows`` rows, which torch.chunk splits over each axis in turn, or one axis in
+    strides. If the parts over several axes have different lengths, ``sizes`` of the rule lists them."""
+    axes, strides = [axis for _, axis in cuts], {cut.stride for cut, _ in cuts}
+    if strides != {0}:
+        if len(cuts) > 1:
+            raise Error(
+                f"{where}: {len(cuts)} groups cut one dimension in strides {sorted(strides)}, expected at most one "
+                "group with a stride"
+            )
+        return {"axis": axes[0]} | ({"stride": max(strides)} if max(strides) > 1 else {})
     if len(axes) == 1:
         return {"axis": axes[0], "scheme": "chunk"}
     lengths = [rows]
-    for size in sizes:  # each axis splits the parts of the axes before it
+    for cut, _ in cuts:  # each axis splits the parts of the axes before it
+        size = len(cut.ranks)
         longest = [-(-part // size) for part in lengths]
         lengths = [max(0, min(c, n - i * c)) for n, c in zip(lengths, longest) for i in range(size)]
-    return {"axis": list(axes)} | ({"sizes": lengths} if len(set(lengths)) > 1 else {})
+    return {"axis": axes} | ({"sizes": lengths} if len(set(lengths)) > 1 else {})
 
 
 def to_json(side: Side) -> dict[str, Any]:
@@ -233,34 +263,14 @@ class _Endpoint:
 
     def rules(self, name: str, shape: Sequence[int]) -> dict[str, Any]:
         """Returns ``shard`` and ``at`` of a param of a layout. shape: of the unsharded tensor, with padding."""
-        by_dimension: dict[int, list[tuple[Cut, Axis]]] = {}
-        for cut, axis in self._cuts(name):
-            by_dimension.setdefault(cut.dimension, []).append((cut, axis))
-        presence = self._presence(name)
-        self._view(name, [axis for cuts in by_dimension.values() for _, axis in cuts])
+        cuts, presence = list(self._cuts(name)), self._presence(name)
+        self._view(name, [axis for _, axis in cuts])
         if presence:
             self._view(name, [presence[0]])
-        result: dict[str, Any] = {}
-        if by_dimension:
-            result["shard"] = {
-                str(dimension): self._rule(name, cuts, shape[dimension])
-                for dimension, cuts in sorted(by_dimension.items())
-            }
-        if presence:
-            result["at"] = {_name(presence[0]): presence[1]}
-        return result
-
-    def _rule(self, name: str, cuts: Sequence[tuple[Cut, Axis]], rows: int) -> dict[str, Any]:
-        axes = [_name(axis) for _, axis in cuts]
-        strides = {cut.stride for cut, _ in cuts}
-        if strides == {0}:
-            return rule_of(axes, [len(cut.ranks) for cut, _ in cuts], rows)
-        if len(cuts) > 1:
-            raise Error(
-                f"{self.role} param {name!r}: {len(cuts)} groups cut one dimension in "
-                f"strides {sorted(strides)}, expected at most one group with a stride"
-            )
-        return {"axis": axes[0], "stride": cuts[0][0].stride}
+        shard = shard_of([(cut, _name(axis)) for cut, axis in cuts], shape, f"{self.role} param {name!r}")
+        return ({"shard": {str(dimension): rule for dimension, rule in shard.items()}} if shard else {}) | (
+            {"at": {_name(presence[0]): presence[1]}} if presence else {}
+        )
 
     def endpoint(self) -> dict[str, Any]:
         """Returns the endpoint of the job."""

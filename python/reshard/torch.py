@@ -25,10 +25,9 @@ import torch
 from .agreement import Agreement, Statement
 from .compiler import compile
 from .coverage import check_coverage, persistent_buffers
-from .dtypes import dtype_of
 from .errors import BindError, Error
 from .executor import Executor
-from .live import Cut, Part, Side, cuts_of, from_json, job_of, to_json
+from .live import Side, from_json, job_of, part_of, to_json
 from .plan import Plan
 
 
@@ -117,24 +116,13 @@ def bind_module(
     return {name: known for name, known in tied.items() if name not in params}
 
 
-def _part(name: str, tensor: torch.Tensor) -> Part:
-    """Describes a tensor by its mesh and placements. A plain tensor is whole."""
-    cuts = []
-    if hasattr(tensor, "placements"):
-        mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
-        for dimension, axis in cuts_of(name, tensor):
-            ranks = mesh.mesh[tuple(slice(None) if j == axis else at for j, at in enumerate(coordinate))].tolist()
-            cuts.append(Cut(dimension, tuple(ranks)))
-    return Part(tuple(tensor.shape), dtype_of(name, tensor), tuple(cuts))
-
-
 def side_of(module: torch.nn.Module | None) -> tuple[Side, dict[str, torch.Tensor]]:
     """Describes the tensors of a module on this rank; returns the tensors too. None: this rank has no such module."""
     if module is None:
         return Side({}), {}
     tensors = tensors_of(module)
     tied = aliases_of(tensors)
-    return Side({name: _part(name, tensor) for name, tensor in tensors.items() if name not in tied}, tied), tensors
+    return Side({name: part_of(name, tensor) for name, tensor in tensors.items() if name not in tied}, tied), tensors
 
 
 _plans: dict[str, Plan] = {}  # by the job's text

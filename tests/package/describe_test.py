@@ -7,18 +7,21 @@ import sys
 import unittest
 from pathlib import Path
 
+import numpy
+
 import reshard
 from module_test import has
 
 
 class Mesh:
-    mesh_dim_names = ("fsdp", "tp")
-    shape = (2, 4)
+    """A fake mesh of PyTorch, of which this process is rank 0."""
 
+    def __init__(self, **axes):
+        self.mesh_dim_names, self.shape = tuple(axes), tuple(axes.values())
+        self.mesh = numpy.arange(numpy.prod(self.shape)).reshape(self.shape)
 
-class PartOfMesh:
-    mesh_dim_names = ("fsdp",)
-    shape = (2,)
+    def get_coordinate(self):
+        return [0] * len(self.shape)
 
 
 class Placement:
@@ -50,7 +53,7 @@ class Parameter:
     def __init__(self, shape, placements=(), dtype="torch.bfloat16", **attributes):
         self.shape, self.dtype = shape, dtype
         if placements:
-            self.placements, self.device_mesh = placements, Mesh
+            self.placements, self.device_mesh = placements, Mesh(fsdp=2, tp=4)
         vars(self).update(attributes)
 
 
@@ -75,7 +78,9 @@ class Describe(unittest.TestCase):
         return {name: param.shape for name, param in plan.params(1, "source").items()}
 
     def test_dtensor(self):
-        parameters = {"embed.weight": Parameter((101, 16), (Shard(0),), dtype="torch.float32", device_mesh=PartOfMesh)}
+        parameters = {
+            "embed.weight": Parameter((101, 16), (Shard(0),), dtype="torch.float32", device_mesh=Mesh(fsdp=2))
+        }
         for layer in range(3):
             parameters[f"layers.{layer}.up.weight"] = Parameter((64, 16), (_StridedShard(0), Shard(0)))
             parameters[f"layers.{layer}.down.weight"] = Parameter((16, 64), (Shard(0), Shard(1)))
@@ -210,9 +215,7 @@ layouts:
             (
                 {
                     "a": Parameter((8,), (Shard(0), Replicate())),
-                    "b": Parameter(
-                        (8,), (Shard(0),), device_mesh=type("Other", (), {"mesh_dim_names": ("ep",), "shape": (2,)})
-                    ),
+                    "b": Parameter((8,), (Shard(0),), device_mesh=Mesh(ep=2)),
                 },
                 "params 'b' and 'a' are on different meshes, {'ep': 2} and {'fsdp': 2, 'tp': 4}: "
                 "expected one mesh with the axes of all params",

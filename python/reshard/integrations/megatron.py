@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,9 +19,8 @@ from megatron.core.resharding.copy_services.base import CopyService
 from megatron.core.utils import unwrap_model
 
 from ..agreement import Statement
-from ..dtypes import dtype_of
 from ..errors import Error
-from ..live import Cut, Part, Side
+from ..live import Part, Side, part_of
 from ..torch import Session, aliases_of, refit_described, session_of, tensors_of
 
 _EMBEDDING, _OUTPUT = "embedding.word_embeddings.weight", "output_layer.weight"
@@ -69,22 +69,15 @@ def _name(name: str, chunk: Any, layers: Mapping[str, str]) -> str:
 
 def _part(name: str, tensor: torch.Tensor, chunk: Any) -> Part:
     """Describes a param by the attributes that Megatron-Core's layers set, and by its process groups."""
-    dtype = dtype_of(name, tensor)
-    if not getattr(tensor, "tensor_model_parallel", False):
-        return Part(tuple(tensor.shape), dtype)
-    expert = ".experts." in name
-    group = _ranks(chunk, "expt_tp", "tp") if expert else _ranks(chunk, "tp")
-    dimension = int(getattr(tensor, "partition_dim", 0))
-    stride = int(getattr(tensor, "partition_stride", 1))
+    groups = ("expt_tp", "tp") if ".experts." in name else ("tp",)
+    part = part_of(name, tensor, lambda: ("", _ranks(chunk, *groups)))
     if (
         chunk.config.gated_linear_unit
         and ".linear_fc1." in name
         and not getattr(chunk.config, "moe_mlp_glu_interleave_size", None)
-    ):
-        stride = 2  # each rank has its part of the gate, then of the up projection; experts do not state it
-    shape = list(tensor.shape)
-    shape[dimension] *= len(group)
-    return Part(tuple(shape), dtype, (Cut(dimension, group, stride),), padded=name in (_EMBEDDING, _OUTPUT))
+    ):  # each rank has its part of the gate, then of the up projection; experts do not state it
+        part = replace(part, cuts=tuple(replace(cut, stride=2) for cut in part.cuts))
+    return replace(part, padded=bool(part.cuts) and name in (_EMBEDDING, _OUTPUT))
 
 
 def _named(model: Any) -> Iterator[tuple[str, torch.Tensor, Any]]:
