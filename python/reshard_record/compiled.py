@@ -18,7 +18,7 @@ from reshard.errors import Error
 
 from .elements import Box, Constant, ElementMap, Loop, Tensor, differences, make_box, row_steps
 from .patterns import Pattern as _Pattern
-from .recording import RecordedParam, Recording, mesh_size
+from .recording import Axes, RecordedParam, Recording, mesh_size
 
 _CHUNK = 1 << 20  # positions of chunk c begin at c * _CHUNK (kModelChunkStride in ir/ir.h)
 _BLOCK = re.compile(r"\[(\d+):(\d+)(?: step (\d+) x (\d+))? -> (\d+)(?: step (\d+))?\]")
@@ -63,11 +63,7 @@ class CompiledEndpoint:
             self._params[-1][1].append(line)
 
     def _coordinate(self, axes: str, rank: int) -> int:
-        result = 0
-        for axis in filter(None, axes.split(", ")):
-            size, stride = self._axes[axis]
-            result = result * size + rank // stride % size
-        return result
+        return Axes(self._axes).coordinate(filter(None, axes.split(", ")), rank)
 
     def _at(self, sharding: str, rank: int) -> str:
         axes, maps = self._shardings[sharding]

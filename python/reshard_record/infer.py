@@ -18,8 +18,8 @@ from .compiled import compare, compile_layout
 from .elements import Constant, Tensor
 from .patterns import Member, Patterns, ranges
 from .pieces import pieces
-from .recording import RecordedParam, Recording, in_order
-from .schemes import Axes, Runs, find_rule, joined
+from .recording import Axes, RecordedParam, Recording, in_order
+from .schemes import Runs, find_rule, joined
 from .structure import Refused, Structure, structure
 
 #: The operations of transform neg_exp (docs/yaml.md).

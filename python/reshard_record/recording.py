@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -169,3 +170,45 @@ def in_order(recordings: Iterable[Recording | str | os.PathLike[str]]) -> list[R
 def mesh_size(mesh: Mapping[str, Any]) -> int:
     """The number of mesh ranks of a mesh: the product of its axes, which are those of the first view."""
     return product([size for axis, size in mesh.items() if axis != "views"])
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a mesh, views included: {name: (size, stride)}."""
+
+    axes: Mapping[str, tuple[int, int]]
+
+    @classmethod
+    def of(cls, mesh: Mapping[str, Any]) -> Axes:
+        """The axes of a mesh as in the YAML. The first axis varies fastest."""
+        found: dict[str, tuple[int, int]] = {}
+        size = mesh_size(mesh)
+        for view in ({axis: n for axis, n in mesh.items() if axis != "views"}, *mesh.get("views", ())):
+            stride = 1
+            for axis, n in view.items():
+                if found.setdefault(axis, (n, stride)) != (n, stride):
+                    raise Error(f"mesh {dict(mesh)}: axis {axis} differs between two views")
+                stride *= n
+            if stride != size:
+                raise Error(f"mesh {dict(mesh)}: view {view} has {stride} mesh ranks, expected {size}")
+        return cls(found)
+
+    def size(self, names: Sequence[str]) -> int:
+        return product([self.axes[name][0] for name in names])
+
+    def coordinate(self, names: Iterable[str], rank: int) -> int:
+        """The combined coordinate of a mesh rank over axes, outermost first."""
+        result = 0
+        for name in names:
+            size, stride = self.axes[name]
+            result = result * size + rank // stride % size
+        return result
+
+    def choices(self) -> Iterator[tuple[str, ...]]:
+        """Axes of more than one rank, and their ordered pairs, without pairs that overlap in other views."""
+        names = [name for name, (size, _) in self.axes.items() if size > 1]
+        yield from ((name,) for name in names)
+        for pair in permutations(names, 2):
+            (size, stride), (other_size, other_stride) = (self.axes[name] for name in pair)
+            if stride * size <= other_stride or other_stride * other_size <= stride:
+                yield pair

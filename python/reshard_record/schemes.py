@@ -7,16 +7,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from reshard.compiler import run_compiler
-from reshard.errors import CompileError, Error
+from reshard.errors import CompileError
+from reshard.flow import rule_text
 
 from .compiled import blocks_of
-from .elements import product
+from .recording import Axes
 
 Run = tuple[int, int]  # first position, number of positions
 Runs = tuple[Run, ...]  # in local order
@@ -34,48 +34,6 @@ def joined(runs: Sequence[Run]) -> Runs:
 
 
 @dataclass(frozen=True)
-class Axes:
-    """The axes of a mesh, views included: {name: (size, stride)}."""
-
-    axes: Mapping[str, tuple[int, int]]
-
-    @classmethod
-    def of(cls, mesh: Mapping[str, Any]) -> Axes:
-        """The axes of a mesh as in the YAML. The first axis varies fastest."""
-        found: dict[str, tuple[int, int]] = {}
-        size = product([n for axis, n in mesh.items() if axis != "views"])
-        for view in ({axis: n for axis, n in mesh.items() if axis != "views"}, *mesh.get("views", ())):
-            stride = 1
-            for axis, n in view.items():
-                if found.setdefault(axis, (n, stride)) != (n, stride):
-                    raise Error(f"mesh {dict(mesh)}: axis {axis} differs between two views")
-                stride *= n
-            if stride != size:
-                raise Error(f"mesh {dict(mesh)}: view {view} has {stride} mesh ranks, expected {size}")
-        return cls(found)
-
-    def size(self, names: Sequence[str]) -> int:
-        return product([self.axes[name][0] for name in names])
-
-    def coordinate(self, names: Sequence[str], rank: int) -> int:
-        """The combined coordinate of a mesh rank over axes, outermost first."""
-        result = 0
-        for name in names:
-            size, stride = self.axes[name]
-            result = result * size + rank // stride % size
-        return result
-
-    def choices(self) -> Iterator[tuple[str, ...]]:
-        """Axes of more than one rank, and their ordered pairs, without pairs that overlap in other views."""
-        names = [name for name, (size, _) in self.axes.items() if size > 1]
-        yield from ((name,) for name in names)
-        for pair in permutations(names, 2):
-            (size, stride), (other_size, other_stride) = (self.axes[name] for name in pair)
-            if stride * size <= other_stride or other_stride * other_size <= stride:
-                yield pair
-
-
-@dataclass(frozen=True)
 class Rule:
     """A rule of `shard` or `place`."""
 
@@ -87,23 +45,13 @@ class Rule:
 
     def yaml(self) -> str:
         """The rule as YAML in flow style."""
-        axis = self.axes[0] if len(self.axes) == 1 else f"[{', '.join(self.axes)}]"
-        if self == Rule(self.axes):
-            return axis
-        value = (
-            f", {self.scheme}: {self.value}"
-            if self.value is not None
-            else ""
-            if self.scheme == "even"
-            else f", scheme: {self.scheme}"
-        )
-        return (
-            "{axis: "
-            + axis
-            + value
-            + (f", unit: {self.unit}" if self.unit > 1 else "")
-            + (", replicate: true" if self.replicate else "")
-            + "}"
+        rule: dict[str, Any] = {"axis": self.axes[0] if len(self.axes) == 1 else self.axes}
+        if self.value is not None:
+            rule[self.scheme] = self.value
+        elif self.scheme != "even":
+            rule["scheme"] = self.scheme
+        return rule_text(
+            rule | ({"unit": self.unit} if self.unit > 1 else {}) | ({"replicate": "true"} if self.replicate else {})
         )
 
 
