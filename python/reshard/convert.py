@@ -70,6 +70,21 @@ _MADE = (
     ("only", "only"),
     ("ignore", "ignore"),
 )
+#: The options of reshard-exec that a user may give, and what its help does not say about them.
+_PASSED: dict[str, dict[str, Any]] = {
+    "--leave": {"action": "append", "default": []},
+    "--copy": {},
+    "--memory": {},
+    "--max-shard-size": {},
+    "--resume": {},
+    "--no-sync": {},
+    "--rendezvous": {},
+    "--rank": {"type": int},
+    "--job": {},
+    "--insecure": {},
+    "--timeout": {},
+    "--report": {},
+}
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer or an expert, in a name
 _FLOATS = {
     "fp64": "float64",
@@ -101,6 +116,27 @@ def _formats() -> dict[str, dict[str, Any]]:
 def _format(to: str) -> dict[str, Any]:
     """The format of a target of --to, if that is a checkpoint."""
     return _formats()[_FRAMEWORKS[to][0] if to in _FRAMEWORKS else to]
+
+
+def _flags(command: str) -> dict[str, tuple[str, str]]:
+    """The options that a command lists, each with the name of its value, "" for a switch, and its help."""
+    text = subprocess.run(
+        [PREFIX / "bin" / command, "--help"], check=True, capture_output=True, encoding="utf-8"
+    ).stdout
+    found = re.findall(r"^  (--[a-z-]+)=?(\S*) +(.*(?:\n {9,}.*)*)", text, re.MULTILINE)
+    return {name: (value, " ".join(about.split())) for name, value, about in found}
+
+
+def _given(options: argparse.Namespace, *names: str) -> list[str]:
+    """Those of these options that are given, as they were: one with several values several times."""
+    found = []
+    for name in names:
+        value = getattr(options, name.removeprefix("--").replace("-", "_"))
+        if value is True:
+            found.append(name)
+        elif value is not None and value is not False:
+            found += [f"{name}={each}" for each in (value if isinstance(value, list) else [value])]
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -184,32 +220,9 @@ def _parser() -> argparse.ArgumentParser:
         "a line for each kind says which",
     )
     add(
-        "--leave",
-        action="append",
-        default=[],
-        metavar="GLOB",
-        help="leave out the objects with such names; all others are copied to TARGET",
-    )
-    add("--copy", metavar="DIR", help="copy config.json, the tokenizer and all other small files of DIR into TARGET")
-    add("--memory", metavar="SIZE", help="keep the resident memory of each process below SIZE, for example 4GiB")
-    add("--max-shard-size", metavar="SIZE", help="the largest size of one file of TARGET (default: 5GB)")
-    add(
         "--chunk",
         metavar="SIZE",
         help="the largest chunk of a tensor, in a TARGET of a format with chunks (default: 64MiB)",
-    )
-    add(
-        "--resume",
-        action="store_true",
-        help="keep an unfinished TARGET if the conversion is killed or fails, and continue one that is there, "
-        "of a run with the same options",
-    )
-    add(
-        "--no-sync",
-        action="store_true",
-        help="do not wait until the files of TARGET are on "
-        "their device: a loss of power may damage a finished TARGET, and "
-        "later errors of the device are not reported",
     )
     add(
         "--processes",
@@ -219,27 +232,10 @@ def _parser() -> argparse.ArgumentParser:
         help="this command is started N times, by a launcher or with --rank: the processes share out the work",
     )
     add("--transport", choices=transports(), help="how the processes communicate, as for reshard-exec")
-    add(
-        "--rendezvous",
-        metavar="URL",
-        help="how the processes find each other, for a transport that has a rendezvous: env:// (the variables "
-        "of torchrun, srun or mpirun), tcp://HOST:PORT, file:///FOLDER; "
-        "a secret in RESHARD_SECRET is needed between machines",
-    )
-    add("--rank", type=int, metavar="R", help="the number of this process (default: that of the launcher)")
-    add("--job", metavar="NAME", help="a name that the processes have in common, for several jobs at one rendezvous")
-    add(
-        "--insecure",
-        action="store_true",
-        help="without a secret in RESHARD_SECRET, accept processes of other machines and users",
-    )
-    add(
-        "--timeout",
-        metavar="S",
-        help="the deadline in seconds for each of these: joining the other processes, the copies, the comparison "
-        "(default: none)",
-    )
-    add("--report", metavar="FILE", help="write a JSON report")
+    for name, (value, about) in _flags("reshard-exec").items():
+        if name in _PASSED:
+            form = {"metavar": value} if value else {"action": "store_true"}
+            add(name, help=about.replace("%", "%%"), **form | _PASSED[name])
     add("--plan", action="store_true", help="print the job, also if it has errors, and do nothing")
     return parser
 
@@ -370,7 +366,7 @@ def _config(options: argparse.Namespace) -> Path | None:
 def _same_names(options: argparse.Namespace, source: str, contents: _Contents) -> _Conversion:
     """A conversion without a model: the tensors are those of the source."""
     try:
-        described = run_compiler([f"--describe={source}", *_renames(options)]).removesuffix("\n").split("\n")
+        described = run_compiler([f"--describe={source}", *_given(options, "--rename")]).removesuffix("\n").split("\n")
     except CompileError as error:
         raise Error(str(error).removeprefix("reshard-compile: error: ")) from None
     layouts = json.dumps({"same": {"params": "same"}})
@@ -393,11 +389,6 @@ def _same_names(options: argparse.Namespace, source: str, contents: _Contents) -
         target,
     )
     return _Conversion(job, said, set(contents["tensors"]) - set(braced))
-
-
-def _renames(options: argparse.Namespace) -> list[str]:
-    """The options of reshard-compile and reshard-exec that rename the tensors of the source."""
-    return [f"--rename={rule}" for rule in options.rename]
 
 
 def _shards(tensors: _Tensors) -> str:
@@ -779,10 +770,9 @@ def _check_options(options: argparse.Namespace) -> None:
         raise Error(
             f"--processes={options.processes} needs {' or '.join(f'--transport={name}' for name in transports())}"
         )
-    for option in ("transport", "rendezvous", "rank", "job", "insecure"):
-        given = getattr(options, option)
-        if given is not None and given is not False and options.processes == 1:
-            raise Error(f"unexpected --{option} without --processes=N of 2 or more")
+    among = _given(options, "--transport", "--rendezvous", "--rank", "--job", "--insecure")
+    if among and options.processes == 1:
+        raise Error(f"unexpected {among[0].partition('=')[0]} without --processes=N of 2 or more")
     if options.rendezvous and not options.plan:
         check_rendezvous(options.rendezvous, transport=options.transport, insecure=options.insecure)
     if options.rank is not None and not 0 <= options.rank < options.processes:
@@ -837,7 +827,7 @@ def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path)
             "-o",
             str(plan),
             f"--report={report}",
-            *_renames(options),
+            *_given(options, "--rename"),
             warn=lambda warning: _say(options, conversion, [f"warning: {warning}"]),
         )
     except CompileError as error:
@@ -901,11 +891,8 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     """Compiles, runs and says what was compared."""
     plan, padding, partial = _compile(options, conversion, folder)
     report = folder / "ran.json"
-    names = ("allow", "memory", "max_shard_size", "timeout", "transport", "rendezvous", "rank", "job")
-    passed = [f"--{name.replace('_', '-')}={value}" for name in names if (value := getattr(options, name)) is not None]
-    passed += [f"--leave={glob}" for glob in options.leave] + _renames(options)
+    passed = _given(options, "--allow", "--rename", "--transport", *(_PASSED.keys() - {"--copy", "--report"}))
     passed += [f"--rename-objects={rule}" for rule in options.rename]
-    passed += [f"--{name.replace('_', '-')}" for name in ("resume", "no_sync", "insecure") if getattr(options, name)]
     command: list[str | Path] = [
         PREFIX / "bin" / "reshard-exec",
         plan,
