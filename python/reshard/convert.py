@@ -215,9 +215,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--allow",
         choices=["extra"],
-        help="extra: leave out objects that TARGET cannot hold, and tensors, weights "
-        "too, that the model or the layout of TARGET does not have; "
-        "a line for each kind says which",
+        help="extra: leave out objects that TARGET cannot hold, and tensors, weights too, that the model or the layout "
+        "of TARGET does not have; a line for each kind says which",
     )
     add(
         "--chunk",
@@ -375,9 +374,8 @@ def _same_names(options: argparse.Namespace, source: str, contents: _Contents) -
     braced = [name for name in contents["tensors"] if "{" in name or "}" in name]
     if braced and not options.allow:
         raise Error(
-            f"'{options.source}' has {len(braced)} tensors with braces in their names: {patterns(braced)}; in "
-            "the names of a model braces are index variables: --rename=OLD=NEW gives others, --allow=extra "
-            "leaves them out"
+            f"'{options.source}' has {len(braced)} tensors with braces in their names: {patterns(braced)}; in the "
+            "names of a model braces are index variables: --rename=OLD=NEW gives others, --allow=extra leaves them out"
         )
     said = ["model: none; the tensors keep their names" + (", renamed" if options.rename else "")]
     if contents["format"] == "DCP safetensors":
@@ -443,9 +441,8 @@ class _States:
 
     names: dict[str, set[str]] = field(default_factory=dict)  #: in the source, by state
     tied: bool = False  #: one side has master weights, the other has weights only: they are the same elements
-    replaced: set[str] = field(
-        default_factory=set
-    )  #: weights of the source of which it has master weights, which are converted instead
+    #: weights of the source of which it has master weights, which are converted instead
+    replaced: set[str] = field(default_factory=set)
 
 
 def _states(
@@ -561,10 +558,9 @@ def _of_models(options: argparse.Namespace, folder: str, tensors: _Tensors, mode
         if "'layer' over pp" not in str(error):
             raise
         raise Error(
-            f"{error}\nnote: --mesh divides the layers evenly over pp; without pp, --plan "
-            "prints the job: add pp to the mesh of its target, and "
-            "'place: {layer: {axis: pp, first: N}}' beside it for N layers in "
-            "the first stage, and compile it with reshard-compile"
+            f"{error}\nnote: --mesh divides the layers evenly over pp; without pp, --plan prints the job: add pp to "
+            "the mesh of its target, and 'place: {layer: {axis: pp, first: N}}' beside it for N layers in the first "
+            "stage, and compile it with reshard-compile"
         ) from None
     layout, names = _target_layout(options, source.model, switches)
     states = _states(options, source, shapes, layout, switches) if options.optimizer else _States()
@@ -687,9 +683,8 @@ def _without_model(options: argparse.Namespace, contents: _Contents) -> str:
     further += ["--allow=extra"] if contents["objects"] and not options.allow else []
     way = " ".join(["--to=safetensors", *further, "--copy=DIR"])
     return (
-        f"; --to=safetensors keeps the names, here {patterns(names)}, and renames them by --rename; without a "
-        f"model, {way} writes the weights, with config.json and the "
-        "tokenizer of DIR"
+        f"; --to=safetensors keeps the names, here {patterns(names)}, and renames them by --rename; without a model, "
+        f"{way} writes the weights, with config.json and the tokenizer of DIR"
     )
 
 
@@ -733,9 +728,8 @@ def _conversion(options: argparse.Namespace, contents: _Contents) -> _Conversion
     if options.to in _FRAMEWORKS or options.mesh or options.target_layout:
         if not (names_model or config):
             raise Error(
-                f"found no config.json in '{options.source}' or beside it: --config=FILE or --model=NAME "
-                f"states the model of --to={options.to}"
-                f"{'' if given else ', the default'}{_without_model(options, contents)}"
+                f"found no config.json in '{options.source}' or beside it: --config=FILE or --model=NAME states the "
+                f"model of --to={options.to}{'' if given else ', the default'}{_without_model(options, contents)}"
             )
         return _of_models(options, folder, contents["tensors"], models)
     for option in ("model", "config", "source_layout", "switch", "optimizer"):
@@ -916,9 +910,8 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     if code or not report.exists():  # another process has the report
         return code
     opened = Plan.open(plan)
-    params = [
-        param for rank in opened.endpoint("target", 0).ranks for param in opened.params(rank, "target").values()
-    ]  # a chunk or a file is a rank
+    # a chunk or a file is a rank
+    params = [param for rank in opened.endpoint("target", 0).ranks for param in opened.params(rank, "target").values()]
     held = (
         f"{len(params)} tensors in {len(opened.endpoint('target', 0).ranks)} files"
         if options.mesh

@@ -272,9 +272,8 @@ class Source:
     held: Shapes  #: the tensors that are converted, without the optimizer's state
     lacks: tuple[str, ...] = ()  #: names of the layout that the files lack, because they are tied to others
     format: str = ""  #: in which matrices are quantized
-    quantize: Mapping[str, Any] = field(
-        default_factory=dict
-    )  #: of the source of a job, where the layout does not state it
+    #: of the source of a job, where the layout does not state it
+    quantize: Mapping[str, Any] = field(default_factory=dict)
     plain: Shapes | None = None  #: the tensors that are not quantized; None: all
 
     def endpoint(self) -> dict[str, Any]:
@@ -347,9 +346,8 @@ def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes
         try:
             if len(missing) > _TIED:
                 raise CompileError("")
-            model.holds(
-                layout, switches, ignore=missing, **({"quantize": rule} if rule else {})
-            )  # an error unless other params have their elements
+            # an error unless other params have their elements
+            model.holds(layout, switches, ignore=missing, **({"quantize": rule} if rule else {}))
         except CompileError:
             return misfit(len(held), f"{len(missing)} of {len(expected)} names are missing: {shown(missing[:2])}")
     return Source(model, layout, switches, held, tuple(missing), quantization, rule, plain)
@@ -358,9 +356,8 @@ def _fit(model: Model, layout: str, switches: Mapping[str, int], tensors: Shapes
 def _block_fp8(expected: Shapes, tensors: Shapes) -> dict[str, Any]:
     """The rule that matrices with scales are quantized in block FP8, as DeepSeek-V3 is. Raises CompileError if only
     some layers have scales."""
-    globs: dict[
-        str, str
-    ] = {}  # of matrices without scales: a name of each; params of all layers and experts match one glob
+    # of matrices without scales: a name of each; params of all layers and experts match one glob
+    globs: dict[str, str] = {}
     for name, shape in expected.items():
         if len(shape) > 1 and name + _SCALE not in tensors:
             globs.setdefault(_NUMBERS.sub("*", name), name)
@@ -448,9 +445,8 @@ def _no_layout(models: Sequence[Model], reasons: Mapping[str, Misfit], tensors: 
         beginning = common_beginning(tensors)
         lines.append(
             f"the files have {len(tensors)} "
-            f"tensors{f', whose names all begin with {beginning!r}' if beginning else ''}; {len(other)} of "
-            "them are in none of these layouts: "
-            f"{patterns(other)}"
+            f"tensors{f', whose names all begin with {beginning!r}' if beginning else ''}; {len(other)} of them are in "
+            f"none of these layouts: {patterns(other)}"
         )
         if mended := [(rules, each.layout) for each in closest if (rules := each.rules(tensors))]:
             rules, layout = min(mended, key=lambda each: len(each[0]))  # of several, the first

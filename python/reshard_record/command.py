@@ -180,9 +180,8 @@ def _recorded_layout(path: str) -> tuple[Layout, str | None]:
     lines, found, model = text.split("\n"), endpoint_of(text, path), None
     if found is None or "mesh" not in found:
         raise Error(
-            f"{path}: no line that begins with {ENDPOINT!r} and states a mesh: not a layout that "
-            "reshard-record "
-            "wrote for one size"
+            f"{path}: no line that begins with {ENDPOINT!r} and states a mesh: not a layout that reshard-record wrote "
+            "for one size"
         )
     if lines[0].startswith(_HEADER):
         model = str(Path(path).parent / _parser().parse_args(shlex.split(lines[0][len(_HEADER) :])).model)

@@ -161,9 +161,8 @@ class ElementMap:
 
     def __init__(self, shape: Sequence[int]):
         self.shape = tuple(shape)  #: of the array
-        self.frame = list(shape) or [
-            1
-        ]  #: the dimensions in which the boxes are stated; their product is that of the shape
+        #: the dimensions in which the boxes are stated; their product is that of the shape
+        self.frame = list(shape) or [1]
         self.boxes: list[Box] = []
 
     @classmethod

@@ -38,9 +38,8 @@ class General:
     yaml: str  #: without the key `config`, which a model that extends it states
     name: str  #: of the layout
     kept: dict[str, str] = field(default_factory=dict)  #: {place: why it has the value of the first size}
-    ambiguous: dict[str, list[str]] = field(
-        default_factory=dict
-    )  #: {expression: others with the same values at all sizes}
+    #: {expression: others with the same values at all sizes}
+    ambiguous: dict[str, list[str]] = field(default_factory=dict)
     differences: list[str] = field(default_factory=list)  #: between the compiled model and the layouts
     refused: list[str] = field(default_factory=list)  #: params that a layout cannot state, with the size and the reason
 

@@ -34,16 +34,13 @@ class Layout:
     yaml: str  #: a model file: tensors, index variables, and the layouts `hf` and `name`
     name: str
     mesh: dict[str, Any]
-    left: dict[str, list[int]] = field(
-        default_factory=dict
-    )  #: params in which the loader puts nothing of the checkpoint: {name: mesh ranks}
+    #: params in which the loader puts nothing of the checkpoint: {name: mesh ranks}
+    left: dict[str, list[int]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)  #: params that it cannot state: {name: reason}
-    explicit: dict[str, str] = field(
-        default_factory=dict
-    )  #: params that it states by `pieces`, since no scheme fits: {name: reason}
-    differences: list[str] = field(
-        default_factory=list
-    )  #: between the compiled layout and the recordings; empty if it is right
+    #: params that it states by `pieces`, since no scheme fits: {name: reason}
+    explicit: dict[str, str] = field(default_factory=dict)
+    #: between the compiled layout and the recordings; empty if it is right
+    differences: list[str] = field(default_factory=list)
 
     @property
     def exact(self) -> bool:
@@ -89,13 +86,11 @@ class _Inference:
         self.left: dict[str, list[int]] = defaultdict(list)
         self.refused: dict[str, str] = {}
         self.explicit: dict[str, str] = {}
-        self.differing: set[str] = (
-            set()
-        )  # tensors of params that differ between the values of a variable in their names
+        # tensors of params that differ between the values of a variable in their names
+        self.differing: set[str] = set()
         self.declared: list[_Declared] = []
-        self.held: dict[int, dict[str, set[int]]] = defaultdict(
-            lambda: defaultdict(set)
-        )  # {mesh rank: {variable: values}}
+        # {mesh rank: {variable: values}}
+        self.held: dict[int, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
         self.stacks: dict[str, list[_Stack]] = defaultdict(list)
         self.place: dict[str, str] = {}
 

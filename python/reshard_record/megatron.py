@@ -48,9 +48,8 @@ def _tensor(name: str, key: str, numbers: tuple[int, ...]) -> str:
     places = [i for i, word in enumerate(words) if word.isdigit()]
     fits = len(places) == len(numbers)
     for number, place in zip(numbers, places):
-        fits = (
-            fits and place <= len(components) and words[place - 1].endswith(components[place - 1])
-        )  # local_experts, experts
+        # local_experts, experts
+        fits = fits and place <= len(components) and words[place - 1].endswith(components[place - 1])
         components.insert(place, str(number))
     return ".".join(components if fits else [key, *map(str, numbers)])
 

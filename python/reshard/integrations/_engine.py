@@ -78,14 +78,12 @@ def check_slots(model: torch.nn.Module, eplb: bool = False) -> None:
         if eplb or getattr(layer, "eplb_state", None) is not None:
             raise Error(
                 "found enable_eplb, expected it off: vLLM moves experts to other slots while it serves, which a plan "
-                "does "
-                "not know"
+                "does not know"
             )
         if (strategy := getattr(layer, "expert_placement_strategy", "linear")) != "linear":
             raise Error(
                 f"found expert_placement_strategy {strategy!r}, expected linear: a plan does not know which expert is "
-                "in "
-                "which slot"
+                "in which slot"
             )
 
 

@@ -80,8 +80,7 @@ def check_engine(vllm_config: Any, model: torch.nn.Module) -> None:
     if speculative is not None and speculative.method not in _WITHOUT_DRAFT:
         raise Error(
             f"found speculative decoding by {speculative.method!r} with draft model {speculative.model!r}, expected "
-            "none: "
-            f"a refit does not write its weights; without a draft model are {', '.join(_WITHOUT_DRAFT)}"
+            f"none: a refit does not write its weights; without a draft model are {', '.join(_WITHOUT_DRAFT)}"
         )
 
 

@@ -155,8 +155,7 @@ def load_of(model: torch.nn.Module) -> Load:
     if load is None:
         raise Error(
             "vLLM loaded this model without BaseModelLoader.load_model, so reshard does not know which weights were "
-            "repacked; "
-            "expected load_format auto, safetensors or dummy"
+            "repacked; expected load_format auto, safetensors or dummy"
         )
     return load
 
