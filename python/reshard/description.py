@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-import struct
 import tempfile
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -14,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .compiler import run_compiler
-from .dtypes import safetensors_name
+from .dtypes import safetensors_header
 from .errors import Error
 from .flow import Word, flow, rule_text
 from .live import Part, axes_of, part_of, shard_of
@@ -56,17 +54,11 @@ def _group(name: str, tensor: Any, axes: Mapping[str, int]) -> tuple[str, range]
 
 def _model(tensors: Mapping[str, Part]) -> str:
     """Returns the compiler's description of a checkpoint of these tensors. Only the checkpoint's header is written."""
-    header, offset = {}, 0
-    for name, tensor in tensors.items():
-        dtype, itemsize = safetensors_name(tensor.dtype)
-        end = offset + math.prod(tensor.shape) * itemsize
-        header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header).encode()
+    header, data = safetensors_header({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()})
     with tempfile.TemporaryDirectory(prefix="reshard-") as folder:
         with open(Path(folder) / "model.safetensors", "wb") as file:
-            file.write(struct.pack("<Q", len(text)) + text)
-            file.truncate(8 + len(text) + offset)  # a sparse file: the data is never written
+            file.write(header)
+            file.truncate(len(header) + data)  # a sparse file: the data is never written
         # Without the first line, a comment with the folder's name.
         return run_compiler([f"--describe={folder}"]).partition("\n")[2]
 

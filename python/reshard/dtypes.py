@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import json
+import math
+import struct
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import Error
@@ -91,3 +95,16 @@ def safetensors_name(name: str) -> tuple[str, int]:
     bits = _ROWS[name][1][1]
     special = {"bf16": "BF16", "bool": "BOOL", "fp8_e4m3": "F8_E4M3", "fp8_e5m2": "F8_E5M2"}
     return special.get(name) or {"f": "F", "i": "I", "u": "U"}[name[0]] + str(bits), bits // 8
+
+
+def safetensors_header(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> tuple[bytes, int]:
+    """Returns the beginning of a safetensors file, up to the data of these tensors, {name: (dtype, shape)}, and the
+    bytes of the data."""
+    header, end = {}, 0
+    for name, (dtype, shape) in tensors.items():
+        stored, itemsize = safetensors_name(dtype)
+        begin, end = end, end + math.prod(shape) * itemsize
+        header[name] = {"dtype": stored, "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text, end

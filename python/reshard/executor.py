@@ -153,9 +153,8 @@ class Executor:
         #: The memory of ``allocate``: its owner and its view, by role, rank and name.
         self._allocated: dict[tuple[str, int, str], tuple[Any, Allocated]] = {}
         self._landed: list[tuple[str, Callable[[dict[str, Allocated]], object]]] = []  # globs and hooks of on_landed
-        self._runs = (
-            0  # calls of run without a stream; not the version, which differs between processes after a hook failed
-        )
+        #: Calls of run without a stream; not the version, which differs between processes after a hook failed.
+        self._runs = 0
         self._stale = False  # a hook of on_landed has failed since the last complete run
         self._raised: BaseException | None = None  # the exception of a hook
         self._signals = Signals()

@@ -48,7 +48,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()
 
 
-def _place(name: str, tensor: torch.Tensor) -> tuple[Any, ...]:
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Returns a key that is equal for tensors in the same memory."""
     local = local_of(tensor)
     return (
@@ -62,9 +62,7 @@ def aliases_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """Returns {name: first name} of the tensors that are in the memory of an earlier one (tied params)."""
     first: dict[tuple[Any, ...], str] = {}
     return {
-        name: known
-        for name, tensor in tensors.items()
-        if (known := first.setdefault(_place(name, tensor), name)) != name
+        name: known for name, tensor in tensors.items() if (known := first.setdefault(_place(tensor), name)) != name
     }
 
 

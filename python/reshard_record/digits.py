@@ -6,14 +6,12 @@ holds."""
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reshard.dtypes import dtype_by_name, numpy_dtype, safetensors_name
+from reshard.dtypes import dtype_by_name, numpy_dtype, safetensors_header
 from reshard.errors import Error
 
 from .checkpoint import tensors_of
@@ -188,17 +186,8 @@ def record_values(
 def write_checkpoint(folder: str | os.PathLike[str], tensors: Iterable[tuple[str, Any]]) -> None:
     """Writes (name, NumPy array) as `model.safetensors` to a folder, for loaders that read files."""
     arrays = dict(tensors)
-    header, begin = {}, 0
-    for name, array in arrays.items():
-        header[name] = {
-            "dtype": safetensors_name(dtype_by_name(array.dtype))[0],
-            "shape": list(array.shape),
-            "data_offsets": [begin, begin + array.nbytes],
-        }
-        begin += array.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    header, _ = safetensors_header({name: (dtype_by_name(each.dtype), each.shape) for name, each in arrays.items()})
     with open(Path(folder) / "model.safetensors", "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(header)
         for array in arrays.values():
             file.write(array.tobytes())

@@ -46,6 +46,8 @@ class Computed:
 
 
 Origin = Any  # Tensor, Constant or Computed
+Run = tuple[int, int]  # first position, number of positions
+Runs = tuple[Run, ...]  # in local order
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,17 @@ def product(numbers: Sequence[int]) -> int:
     for number in numbers:
         result *= number
     return result
+
+
+def joined(runs: Sequence[Run]) -> Runs:
+    """The runs without empty ones; runs that continue each other are one."""
+    result: list[Run] = []
+    for start, count in runs:
+        if count and result and sum(result[-1]) == start:
+            result[-1] = (result[-1][0], result[-1][1] + count)
+        elif count:
+            result.append((start, count))
+    return tuple(result)
 
 
 def row_steps(shape: Sequence[int]) -> tuple[int, ...]:

@@ -15,11 +15,11 @@ from reshard.errors import Error
 from reshard.flow import Name, Word, flow, write
 
 from .compiled import compare, compile_layout
-from .elements import Constant, Tensor
+from .elements import Constant, Runs, Tensor, joined
 from .patterns import Member, Patterns, ranges
 from .pieces import pieces
 from .recording import Axes, RecordedParam, Recording, in_order
-from .schemes import Runs, find_rule, joined
+from .schemes import find_rule
 from .structure import Refused, Structure, structure
 
 #: The operations of transform neg_exp (docs/yaml.md).

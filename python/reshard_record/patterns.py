@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from reshard.errors import Error
 
 from .checkpoint import Tensors
-from .elements import product
+from .elements import joined, product
 
 _NUMBER = re.compile(r"0|[1-9]\d*")
 
@@ -126,11 +126,6 @@ class Patterns:
 
 def ranges(values: Iterable[int]) -> str:
     """Values as YAML of `where`: `0..2`, or `[0, 3..4]`."""
-    runs: list[list[int]] = []
-    for value in sorted(values):
-        if runs and runs[-1][1] + 1 == value:
-            runs[-1][1] = value
-        else:
-            runs.append([value, value])
-    texts = [str(a) if a == b else f"{a}..{b}" for a, b in runs]
+    runs = joined([(value, 1) for value in sorted(values)])
+    texts = [str(first) if count == 1 else f"{first}..{first + count - 1}" for first, count in runs]
     return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"

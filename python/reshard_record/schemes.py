@@ -16,21 +16,8 @@ from reshard.errors import CompileError
 from reshard.flow import rule_text
 
 from .compiled import blocks_of
+from .elements import Runs, joined
 from .recording import Axes
-
-Run = tuple[int, int]  # first position, number of positions
-Runs = tuple[Run, ...]  # in local order
-
-
-def joined(runs: Sequence[Run]) -> Runs:
-    """The runs without empty ones; runs that continue each other are one."""
-    result: list[Run] = []
-    for start, count in runs:
-        if count and result and sum(result[-1]) == start:
-            result[-1] = (result[-1][0], result[-1][1] + count)
-        elif count:
-            result.append((start, count))
-    return tuple(result)
 
 
 @dataclass(frozen=True)

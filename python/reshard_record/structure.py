@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from reshard.dtypes import DTYPES
 
-from .elements import Box, Constant, Tensor, product, row_steps
+from .elements import Box, Constant, Runs, Tensor, joined, product, row_steps
 from .patterns import Member, Pattern
 from .recording import _WIDER, Axes, RecordedParam
-from .schemes import Rule, Runs, find_rule, joined
+from .schemes import Rule, find_rule
 
 #: Multiples to try for padding, after which the padded length itself is stated.
 _MULTIPLES = (64, 128, 256, 512, 32, 16, 8)
