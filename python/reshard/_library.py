@@ -220,34 +220,26 @@ OK, FAILED, TIMEOUT = 0, 4, 5
 #: The exceptions of the values of reshard_status, in order, starting at RESHARD_INVALID.
 _ERRORS = (Error, PlanError, BindError, RunError, TimeoutError)
 
+_COUNT = POINTER(c_size_t)
 _FUNCTIONS = {
     "reshard_struct_size": (c_size_t, c_char_p),
     "reshard_open": (c_int, c_char_p, POINTER(c_uint32), c_size_t, POINTER(Options), POINTER(c_void_p)),
     "reshard_replace": (c_int, c_void_p, c_char_p, POINTER(c_uint32), c_size_t, c_char_p),
-    "reshard_ranks": (POINTER(c_uint32), c_void_p, POINTER(c_size_t)),
+    "reshard_ranks": (POINTER(c_uint32), c_void_p, _COUNT),
     "reshard_opened_digest": (c_char_p, c_void_p),
     "reshard_bind": (c_int, c_void_p, c_uint32, c_uint32, c_char_p, c_void_p, c_uint64),
     "reshard_set_hook": (c_int, c_void_p, c_char_p, HOOK, c_void_p),
     "reshard_set_transform": (c_int, c_void_p, c_char_p, POINTER(Transform)),
     "reshard_prepare": (c_int, c_void_p),
     "reshard_run": (c_int, c_void_p, c_double, POINTER(Check)),
-    "reshard_digest": (
-        c_int,
-        c_void_p,
-        c_uint32,
-        c_int,
-        c_double,
-        c_size_t,
-        POINTER(POINTER(TensorDigest)),
-        POINTER(c_size_t),
-    ),
-    "reshard_undigested": (POINTER(c_char_p), c_void_p, POINTER(c_size_t)),
+    "reshard_digest": (c_int, c_void_p, c_uint32, c_int, c_double, c_size_t, POINTER(POINTER(TensorDigest)), _COUNT),
+    "reshard_undigested": (POINTER(c_char_p), c_void_p, _COUNT),
     "reshard_enqueue": (c_int, c_void_p, c_void_p),
     "reshard_all_reduce_min": (c_int, c_void_p, c_int64, POINTER(c_int64)),
     "reshard_publish": (c_int, c_void_p, c_uint64, c_int),
     "reshard_release": (c_int, c_void_p, c_double),
     "reshard_pull": (c_int, c_void_p, c_uint64, c_double, POINTER(Check), POINTER(c_uint64)),
-    "reshard_replicas": (c_int, c_void_p, POINTER(Replica), c_size_t, c_size_t, POINTER(c_size_t)),
+    "reshard_replicas": (c_int, c_void_p, POINTER(Replica), c_size_t, c_size_t, _COUNT),
     "reshard_target_state": (c_int, c_void_p),
     "reshard_version": (c_uint64, c_void_p),
     "reshard_pulls": (c_uint64, c_void_p),
@@ -263,7 +255,7 @@ _FUNCTIONS = {
     "reshard_plan_error": (c_char_p, c_void_p),
     "reshard_plan_summary": (c_int, c_void_p, POINTER(Summary)),
     "reshard_plan_endpoint": (c_int, c_void_p, c_uint32, POINTER(Endpoint)),
-    "reshard_plan_params": (c_int, c_void_p, c_uint32, c_uint32, c_size_t, POINTER(POINTER(Param)), POINTER(c_size_t)),
+    "reshard_plan_params": (c_int, c_void_p, c_uint32, c_uint32, c_size_t, POINTER(POINTER(Param)), _COUNT),
     "reshard_plan_close": (None, c_void_p),
 }
 

@@ -7,30 +7,20 @@ from __future__ import annotations
 import os
 import sys
 
-
-def _run(command: str) -> None:
-    path = os.path.join(os.path.dirname(os.path.realpath(__file__)), "bin", command)
-    os.execv(path, [path, *sys.argv[1:]])
-
-
-def compile() -> None:
-    _run("reshard-compile")
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
-def exec() -> None:
-    _run("reshard-exec")
+def _command(name: str) -> Callable[[], None]:
+    def run() -> None:
+        path = os.path.join(os.path.dirname(os.path.realpath(__file__)), "bin", f"reshard-{name}")
+        os.execv(path, [path, *sys.argv[1:]])
+
+    return run
 
 
-def inspect() -> None:
-    _run("reshard-inspect")
-
-
-def diff() -> None:
-    _run("reshard-diff")
-
-
-def digest() -> None:
-    _run("reshard-digest")
+compile, exec, inspect, diff, digest = map(_command, ("compile", "exec", "inspect", "diff", "digest"))
 
 
 def describe() -> None:

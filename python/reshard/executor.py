@@ -764,10 +764,9 @@ def reason_of(raised: BaseException) -> bytes:
     return text.encode(errors="replace").replace(b"\0", b"?")
 
 
-def transports(device: str = "cpu") -> list[str]:
-    """The names of the transports that connect processes, on a device."""
-    place = text_for(device, "device")
-    names = (library.reshard_transport(place, index) for index in itertools.count())
+def transports() -> list[str]:
+    """The names of the transports that connect processes, on device "cpu"."""
+    names = (library.reshard_transport(b"cpu", index) for index in itertools.count())
     return [name.decode() for name in itertools.takewhile(bool, names)]
 
 
