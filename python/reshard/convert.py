@@ -73,17 +73,9 @@ _MADE = (
 #: The options of reshard-exec that a user may give, and what its help does not say about them.
 _PASSED: dict[str, dict[str, Any]] = {
     "--leave": {"action": "append", "default": []},
-    "--copy": {},
-    "--memory": {},
-    "--max-shard-size": {},
-    "--resume": {},
-    "--no-sync": {},
-    "--rendezvous": {},
     "--rank": {"type": int},
-    "--job": {},
-    "--insecure": {},
-    "--timeout": {},
-    "--report": {},
+    **dict.fromkeys(("--copy", "--memory", "--max-shard-size", "--resume", "--no-sync", "--timeout", "--report"), {}),
+    **dict.fromkeys(("--rendezvous", "--job", "--insecure"), {}),
 }
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer or an expert, in a name
 _FLOATS = {
@@ -499,15 +491,8 @@ def _extra(
             f"'{options.source}' has {len(extra)} tensors {where}: {patterns(extra)}; {hint}--allow=extra "
             "leaves them out"
         )
-    states = (
-        {
-            name: state
-            for state, names in state_names(source.model, source.layout, source.switches).items()
-            for name in names
-        }
-        if extra
-        else {}
-    )
+    known = state_names(source.model, source.layout, source.switches) if extra else {}
+    states = {name: state for state, names in known.items() for name in names}
     # the names of states that are known are enough
     state = [states.get(name, name) for name in extra if name in states or name.startswith("optimizer.")]
     weights = [name for name in extra if name not in states and not name.startswith("optimizer.")]
@@ -885,17 +870,12 @@ def _execute(options: argparse.Namespace, conversion: _Conversion, folder: Path,
     """Compiles, runs and says what was compared."""
     plan, padding, partial = _compile(options, conversion, folder)
     report = folder / "ran.json"
-    passed = _given(options, "--allow", "--rename", "--transport", *(_PASSED.keys() - {"--copy", "--report"}))
+    passed = _given(
+        options, "--allow", "--rename", "--transport", *(name for name in _PASSED if name not in ("--copy", "--report"))
+    )
     passed += [f"--rename-objects={rule}" for rule in options.rename]
-    command: list[str | Path] = [
-        PREFIX / "bin" / "reshard-exec",
-        plan,
-        "--check",
-        "--check-replicas",
-        f"--report={report}",
-        *passed,
-        *_small_files(options, conversion, folder),
-    ]
+    passed += [f"--report={report}", *_small_files(options, conversion, folder)]
+    command: list[str | Path] = [PREFIX / "bin" / "reshard-exec", plan, "--check", "--check-replicas", *passed]
     # As this process, it ignores that nobody reads what it says.
     with subprocess.Popen(command, restore_signals=False) as process, _terminating(process):
         code = process.wait()

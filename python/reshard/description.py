@@ -14,7 +14,7 @@ from typing import Any
 from .compiler import run_compiler
 from .dtypes import safetensors_header
 from .errors import Error
-from .flow import Word, flow, rule_text
+from .flow import ENDPOINT, Word, flow, rule_text
 from .live import Part, axes_of, part_of, shard_of
 
 
@@ -69,14 +69,9 @@ def _patterns(model: str) -> Iterable[tuple[str, re.Pattern[str]]]:
         found = re.match(r'  (?:"((?:[^"\\]|\\.)*)"|([^\s:]+)): ', line)
         if found:
             declared = found[2] or re.sub(r"\\(.)", r"\1", found[1])
-            yield (
-                declared,
-                re.compile(
-                    "".join(
-                        r"\d+" if part.startswith("{") else re.escape(part) for part in re.split(r"(\{\w+\})", declared)
-                    )
-                ),
-            )
+            parts = re.split(r"(\{\w+\})", declared)
+            expressions = (r"\d+" if part.startswith("{") else re.escape(part) for part in parts)
+            yield declared, re.compile("".join(expressions))
 
 
 def _rules(name: str, tensor: Part) -> dict[int, Word]:
@@ -132,8 +127,7 @@ def describe(module: Any, *, layout: str = "live", axes: Mapping[str, int] | Non
     lines = [
         f"# Generated from the {len(tensors)} params of a live module, as a starting point. Name repeated numbers "
         "with `let`.",
-        f"# The endpoint of a job is {{layout: {layout}, mesh: "
-        f"{{{', '.join(f'{name}: {size}' for name, size in mesh.items())}}}}}",
+        ENDPOINT + flow({"layout": layout, "mesh": mesh}),
         model + "layouts:",
         f"  {layout}:",
         "    params: same",

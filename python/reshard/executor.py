@@ -58,8 +58,10 @@ def _seconds(timeout: float | None) -> float:
     return timeout or 0
 
 
-def _secret(secret: str) -> bytes:
-    """Returns a secret for the library."""
+def _secret(secret: str | None) -> bytes | None:
+    """Returns a secret for the library; None: that of the environment."""
+    if secret is None:
+        return None
     found = text_for(secret, "secret") if "\0" not in secret else b""
     if not found:
         raise Error(
@@ -172,7 +174,7 @@ class Executor:
             insecure=flag_for(insecure, "insecure"),
             communicator=None if communicator is None else number_for(communicator, "communicator", 0, _MOST),
             job=text_for(job, "job") if job else None,
-            secret=None if secret is None else _secret(secret),
+            secret=_secret(secret),
             pull=flag_for(pull, "pull"),
             interrupted=self._signals.asked,
         )
@@ -341,15 +343,8 @@ class Executor:
             )
         owner = (ctypes.c_ubyte * (param.nbytes + 63))()
         address = (ctypes.addressof(owner) + 63) // 64 * 64
-        self._call(
-            "allocate",
-            library.reshard_bind,
-            at.number,
-            rank,
-            text_for(name, "param"),
-            address if param.nbytes else None,
-            param.nbytes,
-        )
+        bound = text_for(name, "param"), address if param.nbytes else None, param.nbytes
+        self._call("allocate", library.reshard_bind, at.number, rank, *bound)
         memory = Memory(address, param.shape, None, param.dtype, "cpu", False, owner)
         self._bound[at.role, rank, name] = (memory, param.nbytes)
         view = Allocated(name, at.number, rank, param.dtype, param.shape, param.nbytes, address)
@@ -527,19 +522,9 @@ class Executor:
         """
         at = self.plan.endpoint(endpoint, -1)
         found, count = POINTER(_library.TensorDigest)(), ctypes.c_size_t()
-        size = ctypes.sizeof(_library.TensorDigest)
+        result = ctypes.sizeof(_library.TensorDigest), ctypes.byref(found), ctypes.byref(count)
         allowed = flag_for(allow_undigested, "allow_undigested")
-        self._call(
-            "digest",
-            library.reshard_digest,
-            at.number,
-            allowed,
-            _seconds(timeout),
-            size,
-            ctypes.byref(found),
-            ctypes.byref(count),
-            seconds=timeout,
-        )
+        self._call("digest", library.reshard_digest, at.number, allowed, _seconds(timeout), *result, seconds=timeout)
         return {
             each.tensor.decode(): TensorDigest(
                 each.dtype.decode(), tuple(each.shape[: each.dimensions]), each.digest.decode() or None
@@ -795,14 +780,8 @@ def check_rendezvous(
     """Checks these arguments of ``Executor`` without waiting for another process, for a program that starts something
     long before, such as an engine. Raises the Error that opening would raise: for the form of a URL, for the folder of
     file:/// (made if its parent exists), for the variables of env://, for a host that needs a secret."""
-    options = _job_options(
-        rendezvous,
-        transport,
-        device,
-        join_timeout,
-        secret=None if secret is None else _secret(secret),
-        insecure=flag_for(insecure, "insecure"),
-    )
+    more = {"secret": _secret(secret), "insecure": flag_for(insecure, "insecure")}
+    options = _job_options(rendezvous, transport, device, join_timeout, **more)
     text = ctypes.create_string_buffer(1 << 14)
     status = library.reshard_check_options(ctypes.byref(options), text, len(text))
     if status:

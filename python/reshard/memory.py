@@ -96,15 +96,8 @@ def _by_buffer(buffer: Any) -> Memory:
     if view.readonly:
         raise BindError("found a read-only buffer, expected a writable one, or a NumPy array of it (numpy.frombuffer)")
     address = ctypes.addressof(ctypes.c_char.from_buffer(view)) if view.nbytes and view.contiguous else 0
-    return Memory(
-        address,
-        view.shape or (),
-        _strides(view.strides, view.itemsize),
-        dtype_by_format(view.format),
-        "cpu",
-        False,
-        view,
-    )
+    strides = _strides(view.strides, view.itemsize)
+    return Memory(address, view.shape or (), strides, dtype_by_format(view.format), "cpu", False, view)
 
 
 def memory_of(tensor: Any) -> Memory:

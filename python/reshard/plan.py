@@ -149,15 +149,9 @@ class Plan:
             raise Error(f"{at.role} has no {'file' if at.storage else 'rank'} {rank}")
         result = {}
         for param in found:
-            name = param.name.decode()
-            result[name] = Param(
-                name,
-                param.dtype.decode(),
-                tuple(param.shape[: param.dimensions]),
-                param.bytes,
-                param.refresh.decode(),
-                param.transform.decode(),
-            )
+            texts = (param.name, param.dtype, param.refresh, param.transform)
+            name, dtype, refresh, transform = (text.decode() for text in texts)
+            result[name] = Param(name, dtype, tuple(param.shape[: param.dimensions]), param.bytes, refresh, transform)
         return result
 
     def _params(self, rank: int, at: Endpoint) -> list[_library.Param] | None:

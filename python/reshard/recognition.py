@@ -252,14 +252,8 @@ def model_named(name: str, config: Path | None) -> Model:
     language = set(names) & set(_architectures(config or own, text_of(stated))) and not set(names) & set(
         _architectures(config or own, stated)
     )
-    return Model(
-        path.stem,
-        path.resolve(),
-        config,
-        tied,
-        tied and own.exists() and not declared,
-        text=names[0] if language else None,
-    )
+    tie, text = tied and own.exists() and not declared, names[0] if language else None
+    return Model(path.stem, path.resolve(), config, tied, tie, text)
 
 
 @dataclass(frozen=True)

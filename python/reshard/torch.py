@@ -230,18 +230,9 @@ class Session:
                 f"found tensors on devices {sorted(devices)}, expected all on cpu; for GPUs open an "
                 "Executor with transport nccl and call bind_module"
             )
-        if agreement.world == 1:
-            self.executor = Executor(plan, 0, join_timeout=timeout)
-        else:
-            self.executor = Executor(
-                plan,
-                agreement.rank,
-                transport="ucx",
-                rendezvous=agreement.store,
-                job=answer["name"],
-                secret=answer["secret"],
-                join_timeout=timeout,
-            )
+        among: dict[str, Any] = {"transport": "ucx", "rendezvous": agreement.store}
+        among |= {"job": answer["name"], "secret": answer["secret"]}
+        self.executor = Executor(plan, agreement.rank, join_timeout=timeout, **among if agreement.world > 1 else {})
         for at, held in zip(plan.endpoints, tensors):
             if agreement.rank in at.ranks:
                 planned = plan.params(agreement.rank, at.role)

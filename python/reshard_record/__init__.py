@@ -50,12 +50,8 @@ def record(
         raise Error(f"rank {rank} is not in mesh {dict(mesh)}, expected 0 to {mesh_size(mesh) - 1}")
     tensors = tensors_of(checkpoint)
     found = run(load, params, tensors)
-    return Recording(
-        rank,
-        dict(mesh),
-        tensors,
-        {
-            name: RecordedParam.of(dtype, shape, elements.in_shape(), tensors)
-            for name, (dtype, shape, elements) in found.items()
-        },
-    )
+    recorded = {
+        name: RecordedParam.of(dtype, shape, elements.in_shape(), tensors)
+        for name, (dtype, shape, elements) in found.items()
+    }
+    return Recording(rank, dict(mesh), tensors, recorded)

@@ -21,7 +21,7 @@ from .engine import Engine
 from .generalize import generalize
 from .infer import Layout, merge, mesh_text
 from .processing import UNCHANGED
-from .recording import RecordedParam, Recording, mesh_size
+from .recording import Recording, mesh_size
 
 _HEADER = "# reshard-record "
 _ENGINES = {"vllm": vllm, "sglang": sglang}
@@ -143,24 +143,10 @@ def _header(options: argparse.Namespace) -> str:
     if options.source == "merge":
         return "# Made from recordings by reshard-record merge\n"
     model = os.path.relpath(options.model, Path(options.output).parent if options.output else ".")
-    mesh = [
-        "--tp",
-        str(options.tp),
-        "--pp",
-        str(options.pp),
-        *(["--expert-parallel"] if options.expert_parallel else []),
-    ]
-    words = [
-        options.source,
-        "--model",
-        model,
-        *(mesh if options.source in _ENGINES else []),
-        "--dtype",
-        options.dtype,
-        "--layout",
-        options.layout,
-    ]
-    return _HEADER + shlex.join(words) + "\n"
+    words = [options.source, "--model", model]
+    if options.source in _ENGINES:
+        words += ["--tp", str(options.tp), "--pp", str(options.pp), *["--expert-parallel"] * options.expert_parallel]
+    return _HEADER + shlex.join([*words, "--dtype", options.dtype, "--layout", options.layout]) + "\n"
 
 
 def _comments(layout: Layout) -> str:
@@ -261,12 +247,7 @@ def _check(options: argparse.Namespace) -> int:
     """Compares the loader with the layout of a file."""
     mesh = options.mesh or ("{}" if options.source == "transformers" else mesh_text(_engine(options).mesh))
     compiled: Compiled = compile_layout(str(Path(options.check).resolve()), options.layout, mesh)
-    checkpoint: Tensors = {
-        name: (param.dtype, param.shape)
-        for name, param in compiled.source.params(0).items()
-        if isinstance(param, RecordedParam)
-    }
-    found = _record(options, checkpoint)
+    found = _record(options, compiled.tensors)
     differences = compare(compiled, found)
     _report(differences, "differences between the loader and the layout")
     if not differences:

@@ -16,6 +16,7 @@ from typing import Any
 from reshard.compiler import run_compiler
 from reshard.errors import Error
 
+from .checkpoint import Tensors
 from .elements import Box, Constant, ElementMap, Loop, Tensor, differences, make_box, row_steps
 from .patterns import Pattern as _Pattern
 from .recording import Axes, RecordedParam, Recording, mesh_size
@@ -95,6 +96,10 @@ class CompiledEndpoint:
                 else:
                     result[self._name(name, full, rank)] = self._param(storage or dtype, lengths, parts, full, rank)
         return result
+
+    def arrays(self, rank: int) -> dict[str, RecordedParam]:
+        """Those of the params of a mesh rank that are plain arrays."""
+        return {name: param for name, param in self.params(rank).items() if isinstance(param, RecordedParam)}
 
     def _name(self, name: str, values: Mapping[str, int], rank: int) -> str:
         for variable, value in values.items():
@@ -176,6 +181,11 @@ class Compiled:
     source: CompiledEndpoint
     target: CompiledEndpoint
 
+    @property
+    def tensors(self) -> Tensors:
+        """The tensors of the checkpoint."""
+        return {name: (param.dtype, param.shape) for name, param in self.source.arrays(0).items()}
+
 
 def compile_layout(model: str, layout: str, mesh: str, more: str = "", source: str = "hf") -> Compiled:
     """Compiles a layout of a model. model: the path of a model file, or YAML of several lines; mesh: YAML in flow
@@ -205,20 +215,8 @@ def compile_layout(model: str, layout: str, mesh: str, more: str = "", source: s
 
 def as_recordings(compiled: Compiled, mesh: Mapping[str, Any]) -> list[Recording]:
     """The recordings of a loader that does what a compiled layout states."""
-    tensors = {
-        name: (param.dtype, param.shape)
-        for name, param in compiled.source.params(0).items()
-        if isinstance(param, RecordedParam)
-    }
-    return [
-        Recording(
-            rank,
-            dict(mesh),
-            tensors,
-            {name: param for name, param in compiled.target.params(rank).items() if isinstance(param, RecordedParam)},
-        )
-        for rank in range(mesh_size(mesh))
-    ]
+    tensors = compiled.tensors
+    return [Recording(rank, dict(mesh), tensors, compiled.target.arrays(rank)) for rank in range(mesh_size(mesh))]
 
 
 def _through(param: RecordedParam, source: Mapping[str, RecordedParam | str]) -> RecordedParam:

@@ -247,14 +247,8 @@ class _Join:
         result = {}
         for name, values in self.paired([model["tensors"] for model in self.models], "tensor"):
             place = f"tensor {name}"
-            keys = self._same_kind(
-                [
-                    _UNKNOWN if each is _ABSENT else {"shape": each} if isinstance(each, list) else each
-                    for each in values
-                ],
-                place,
-                True,
-            )
+            stated = [{"shape": each} if isinstance(each, list) else each for each in values]
+            keys = self._same_kind([_UNKNOWN if each is _ABSENT else each for each in stated], place, True)
             exists = tuple(each is not _ABSENT for each in values)
             if not all(exists):
                 when = next(
@@ -281,15 +275,8 @@ def _choices(value: Any) -> Iterator[_Choice]:
     """All choices in a value, outer ones first."""
     if isinstance(value, _Choice):
         yield value
-    for each in (
-        value.options
-        if isinstance(value, _Choice)
-        else value.values()
-        if isinstance(value, dict)
-        else value
-        if isinstance(value, list)
-        else ()
-    ):
+        value = value.options
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         yield from _choices(each)
 
 
@@ -327,15 +314,9 @@ class _Check:
     def _wanted(self, index: int, params: Iterable[Name] | None) -> list[Recording]:
         """The recordings that show the layout of a size: all of it, or some params."""
         layout, model = self.layouts[index], self.models[index]
-        text = (
-            layout.yaml
-            if params is None
-            else write(
-                _with_params(
-                    model, layout.name, {name: model["layouts"][layout.name]["params"][name] for name in params}
-                )
-            )
-        )
+        text, stated = layout.yaml, model["layouts"][layout.name]["params"]
+        if params is not None:
+            text = write(_with_params(model, layout.name, {name: stated[name] for name in params}))
         return as_recordings(compile_layout(text, layout.name, flow(layout.mesh)), layout.mesh)
 
     def differences(self, model: Mapping[str, Any], params: Sequence[Iterable[Name]] | None = None) -> Iterator[str]:
@@ -348,7 +329,7 @@ class _Check:
             except CompileError as error:
                 yield f"size {index}: {error}"
                 continue
-            tensors = as_recordings(compiled, {})[0].tensors
+            tensors = compiled.tensors
             for name in sorted({*tensors, *wanted[0].tensors}):
                 one, other = wanted[0].tensors.get(name), tensors.get(name)
                 if one != other:
@@ -415,14 +396,9 @@ def generalize(sizes: Sequence[tuple[Layout, Config]]) -> General:
         for base, placed in combinations(_variants(model), _variants(place)):
             own = {"axes": each[0]["axes"]} | ({"place": placed} if placed else {}) | {"params": {}}
             whole = {**base, "layouts": {"hf": {"params": Word("same")}, name: own}}
-            whole = _with_params(
-                whole,
-                name,
-                {
-                    param: _right(check, whole, name, param, joined[param], [one["params"] for one in each])
-                    for param in joined
-                },
-            )
+            stated = [one["params"] for one in each]
+            right = {param: _right(check, whole, name, param, value, stated) for param, value in joined.items()}
+            whole = _with_params(whole, name, right)
             differences = list(check.differences(whole))
             if best is None or len(differences) < len(best[0]):
                 best = differences, whole

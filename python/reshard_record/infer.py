@@ -372,17 +372,11 @@ def infer(recordings: Sequence[Recording], name: str) -> Layout:
         except Error:
             other.refused = inference.refused
         inference = other if len(other.refused) < len(inference.refused) else inference
-    return Layout(
-        _yaml(inference, inference.declared, name),
-        name,
-        recordings[0].mesh,
-        dict(inference.left),
-        inference.refused,
-        inference.explicit,
-    )
+    text, left = _yaml(inference, name), dict(inference.left)
+    return Layout(text, name, recordings[0].mesh, left, inference.refused, inference.explicit)
 
 
-def _yaml(inference: _Inference, declared: Sequence[_Declared], name: str) -> str:
+def _yaml(inference: _Inference, name: str) -> str:
     patterns = inference.patterns
     common = Counter(pattern.dtype for pattern in patterns.patterns()).most_common(1)[0][0]
     model: dict[str, Any] = {"dtype": common} | ({"index": patterns.sizes} if patterns.sizes else {}) | {"tensors": {}}
@@ -398,7 +392,7 @@ def _yaml(inference: _Inference, declared: Sequence[_Declared], name: str) -> st
     layout: dict[str, Any] = {"axes": list(inference.axes.axes)} | (
         {"place": inference.place} if inference.place else {}
     )
-    layout["params"] = {Name(each.name): each.keys for each in declared}
+    layout["params"] = {Name(each.name): each.keys for each in inference.declared}
     model["layouts"] = {"hf": {"params": "same"}, name: layout}
     return write(model)
 

@@ -74,15 +74,11 @@ class Patterns:
         groups: dict[tuple[str, tuple[str, ...]], dict[str, tuple[int, ...]]] = defaultdict(dict)
         for name in tensors:
             components, numbers = split_name(name)
-            chosen = (
-                [
-                    (position, variable)
-                    for position, variable in numbers
-                    if not values[variable] or int(components[position]) in values[variable]
-                ]
-                if name not in alone
-                else []
-            )
+            chosen = [
+                (position, variable)
+                for position, variable in numbers
+                if name not in alone and (not values[variable] or int(components[position]) in values[variable])
+            ]
             number = tuple(int(components[position]) for position, _ in chosen)
             for position, variable in chosen:
                 components[position] = "{%s}" % variable

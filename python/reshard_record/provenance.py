@@ -27,16 +27,8 @@ _FILLED = {aten.zeros: 0, aten.zeros_like: 0, aten.new_zeros: 0, aten.ones: 1, a
 _FILLED_WITH = {aten.full: 1, aten.full_like: 1, aten.new_full: 2}
 _EMPTY = {aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided}
 #: Operations in place that change the shape of a tensor and not its elements.
-_RESHAPED = {
-    aten.t_,
-    aten.transpose_,
-    aten.squeeze_,
-    aten.unsqueeze_,
-    aten.swapaxes_,
-    aten.swapdims_,
-    aten.as_strided_,
-    aten.detach_,
-}
+_RESHAPED = {aten.t_, aten.transpose_, aten.squeeze_, aten.unsqueeze_, aten.swapaxes_, aten.swapdims_}
+_RESHAPED |= {aten.as_strided_, aten.detach_}
 _UNKNOWN = "a value that is not from the checkpoint"
 
 

@@ -90,17 +90,9 @@ class Recording:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the recording as JSON."""
-        Path(path).write_text(
-            json.dumps(
-                {
-                    "reshard-recording": _VERSION,
-                    "rank": self.rank,
-                    "mesh": self.mesh,
-                    "tensors": self.tensors,
-                    "params": {name: _to_json(param) for name, param in self.params.items()},
-                }
-            )
-        )
+        content = {"reshard-recording": _VERSION, "rank": self.rank, "mesh": self.mesh, "tensors": self.tensors}
+        params = {name: _to_json(param) for name, param in self.params.items()}
+        Path(path).write_text(json.dumps(content | {"params": params}))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Recording:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from reshard.dtypes import DTYPES
 
@@ -139,16 +139,7 @@ def _held(
             continue
         each = [_sliced(param, dimension, slot) for slot in range(param.shape[dimension])]
         bare = [
-            [
-                (
-                    box.start,
-                    box.size,
-                    member(box).pattern if isinstance(box.origin, Tensor) else box.origin,
-                    box.offset,
-                    box.steps,
-                )
-                for box in boxes
-            ]
+            [replace(box, origin=member(box).pattern) if isinstance(box.origin, Tensor) else box for box in boxes]
             for boxes in each
         ]
         if any(one != bare[0] for one in bare):

@@ -111,7 +111,8 @@ class Member:
         timeout: float = 300,
         left: Sequence[str] = (),
     ):
-        check_rendezvous(rendezvous, transport=transport, device=device, join_timeout=timeout)
+        job: dict[str, Any] = {"rendezvous": rendezvous, "transport": transport, "device": device}
+        check_rendezvous(**job, join_timeout=timeout)
         from ..torch import bind_module
 
         self.rank = rank
@@ -121,12 +122,10 @@ class Member:
         try:
             self._check()
         except Error as raised:
-            fail_open(raised, rank, rendezvous=rendezvous, transport=transport, device=device, join_timeout=timeout)
+            fail_open(raised, rank, **job, join_timeout=timeout)
             raise
         with reported(f"rank {rank}", f"for the other processes of the job at {rendezvous}"):
-            self.executor = Executor(
-                plan, rank, transport=transport, device=device, rendezvous=rendezvous, join_timeout=timeout
-            )
+            self.executor = Executor(plan, rank, **job, join_timeout=timeout)
         try:
             self.landing = _landing(self.executor, rank) if tensors is None else {}
             self._tensors = self.landing if tensors is None else tensors

@@ -136,13 +136,10 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         parallel = self.parallel_config
         worker = parallel.data_parallel_index * parallel.world_size + parallel.rank
         failure: Exception | None = None
+        job: dict[str, Any] = {"rendezvous": init_info.rendezvous, "transport": init_info.transport}
+        job |= {"device": self.device.type, "join_timeout": init_info.timeout}
         try:
-            check_rendezvous(
-                init_info.rendezvous,
-                transport=init_info.transport,
-                device=self.device.type,
-                join_timeout=init_info.timeout,
-            )
+            check_rendezvous(**job)
             check_engine(self.vllm_config, self.model)
             plan = Plan.open(init_info.plan)
             offset = plan.endpoints[1].ranks[0] if init_info.rank_offset is None else init_info.rank_offset
@@ -152,16 +149,7 @@ class Engine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self._agreement({}, lambda _: {}, init_info.timeout, failure)  # before joining, which waits for the others
         waits = f"for the trainer's ranks and the other workers at {init_info.rendezvous}"
         with reported(f"vLLM worker with world rank {offset + worker}", waits):
-            executor = Executor(
-                plan,
-                offset + worker,
-                transport=init_info.transport,
-                device=self.device.type,
-                join_timeout=init_info.timeout,
-                rendezvous=init_info.rendezvous,
-                job=init_info.job,
-                pull=init_info.pull,
-            )
+            executor = Executor(plan, offset + worker, job=init_info.job, pull=init_info.pull, **job)
         try:
             landing.bind(executor)
             executor.prepare()

@@ -139,16 +139,11 @@ class Trainer:
         pull: bool = False,
         synchronize: Callable[[], object] | None = None,
     ):
-        check_rendezvous(rendezvous, transport=transport, device=device, join_timeout=timeout)
+        job: dict[str, Any] = {"rendezvous": rendezvous, "transport": transport, "device": device}
+        check_rendezvous(**job, join_timeout=timeout)
         self._client, self._timeout, self._synchronize = client, timeout, synchronize
-        self._info = {
-            "plan": plan,
-            "rendezvous": rendezvous,
-            "left": list(engine_left),
-            "transport": transport,
-            "timeout": timeout,
-            "pull": pull,
-        }
+        self._info: dict[str, Any] = {"plan": plan, "rendezvous": rendezvous, "transport": transport}
+        self._info |= {"left": list(engine_left), "timeout": timeout, "pull": pull}
         opened = Plan.open(plan)
         if pull and not synchronize and len(opened.endpoints[0].ranks) > 1:
             raise Error(
@@ -163,29 +158,14 @@ class Trainer:
                 client.init_weight_transfer_engine(self._info)
             except BaseException as raised:
                 if not pull and not joined.is_set():  # all trainer ranks wait for the engine
-                    fail_open(
-                        raised,
-                        engine_rank,
-                        rendezvous=rendezvous,
-                        transport=transport,
-                        device=device,
-                        join_timeout=timeout,
-                    )
+                    fail_open(raised, engine_rank, **job, join_timeout=timeout)
                 raise
 
         call = _Call(lambda: init(client)) if client else None
         waits = f"for the other trainer ranks and the engine's workers at {rendezvous}"
         try:
             with reported(f"trainer rank {rank}", waits):
-                self.executor = Executor(
-                    opened,
-                    rank,
-                    transport=transport,
-                    device=device,
-                    join_timeout=timeout,
-                    rendezvous=rendezvous,
-                    pull=pull,
-                )
+                self.executor = Executor(opened, rank, **job, join_timeout=timeout, pull=pull)
             try:
                 self.executor.bind(shards)
                 self.executor.prepare()
