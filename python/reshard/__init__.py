@@ -26,28 +26,10 @@ if TYPE_CHECKING:
     LIBRARY: Path
 
 __all__ = [
-    "LIBRARY",
-    "Allocated",
-    "BindError",
-    "CompileError",
-    "Endpoint",
-    "Error",
-    "Executor",
-    "Param",
-    "Plan",
-    "PlanError",
-    "Replica",
-    "RunError",
-    "Summary",
-    "TensorDigest",
-    "TimeoutError",
-    "Transformed",
-    "check_rendezvous",
-    "compile",
-    "describe",
-    "minus_one",
-    "neg_exp",
-]
+    "LIBRARY", "Allocated", "BindError", "CompileError", "Endpoint", "Error", "Executor", "Param", "Plan", "PlanError",
+    "Replica", "RunError", "Summary", "TensorDigest", "TimeoutError", "Transformed", "check_rendezvous", "compile",
+    "describe", "minus_one", "neg_exp",
+]  # fmt: skip
 
 #: The module of each name above.
 _MODULES = {

@@ -78,12 +78,8 @@ _PASSED: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("--rendezvous", "--job", "--insecure"), {}),
 }
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")  # of a layer or an expert, in a name
-_FLOATS = {
-    "fp64": "float64",
-    "fp32": "float32",
-    "bf16": "bfloat16",
-    "fp16": "float16",
-}  #: and their names in a config.json
+#: Dtypes of floats, and their names in a config.json.
+_FLOATS = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
 def _inspect(*arguments: str) -> Any:
@@ -372,12 +368,8 @@ def _same_names(options: argparse.Namespace, source: str, contents: _Contents) -
     said = ["model: none; the tensors keep their names" + (", renamed" if options.rename else "")]
     if contents["format"] == "DCP safetensors":
         said.append(_shards(contents["tensors"]))
-    job = _job(
-        options,
-        ["model:", *(f"  {line}" for line in described), f"  layouts: {layouts}"],
-        {"storage": source, "layout": "same"},
-        target,
-    )
+    model = ["model:", *(f"  {line}" for line in described), f"  layouts: {layouts}"]
+    job = _job(options, model, {"storage": source, "layout": "same"}, target)
     return _Conversion(job, said, set(contents["tensors"]) - set(braced))
 
 
@@ -800,15 +792,10 @@ def _compile(options: argparse.Namespace, conversion: _Conversion, folder: Path)
     """Compiles the job. Returns the plan, its bytes of padding, and whether tensors of the model are left out. A tensor
     of the source that no param of the target holds is an error, unless the options leave it out."""
     plan, report = folder / "convert.rplan", folder / "compiled.json"
+    arguments = ["-o", str(plan), f"--report={report}", *_given(options, "--rename")]
+    warn = lambda warning: _say(options, conversion, [f"warning: {warning}"])
     try:
-        conversion.job.compile(
-            folder,
-            "-o",
-            str(plan),
-            f"--report={report}",
-            *_given(options, "--rename"),
-            warn=lambda warning: _say(options, conversion, [f"warning: {warning}"]),
-        )
+        conversion.job.compile(folder, *arguments, warn=warn)
     except CompileError as error:
         staged = (
             f"\nnote: the staging limit is a quarter of --memory={options.memory}"

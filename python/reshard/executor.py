@@ -253,13 +253,9 @@ class Executor:
         for (role, rank, name), (memory, _) in self._bound.items():
             if memory.address in views:
                 owner, view = views[memory.address]
-                at = self.plan.endpoint(role, rank)
-                kept[role, rank, name] = (
-                    owner,
-                    dataclasses.replace(
-                        view, endpoint=at.number, rank=rank, shape=self.plan.params(rank, role)[name].shape
-                    ),
-                )
+                at, shape = self.plan.endpoint(role, rank), self.plan.params(rank, role)[name].shape
+                view = dataclasses.replace(view, endpoint=at.number, rank=rank, shape=shape)
+                kept[role, rank, name] = owner, view
         return kept
 
     def _has(self, role: str, rank: int, name: str, nbytes: int) -> bool:
@@ -544,12 +540,8 @@ class Executor:
         """Returns the minimum of the ``value`` arguments of all processes. Every process must call it (an
         all-reduce)."""
         result = ctypes.c_int64()
-        self._call(
-            "all_reduce_min",
-            library.reshard_all_reduce_min,
-            number_for(value, "value", -(2**63), 2**63 - 1),
-            ctypes.byref(result),
-        )
+        number = number_for(value, "value", -(2**63), 2**63 - 1)
+        self._call("all_reduce_min", library.reshard_all_reduce_min, number, ctypes.byref(result))
         return result.value
 
     def publish(self, version: int, *, check: bool = False) -> None:

@@ -145,12 +145,8 @@ def from_json(value: Mapping[str, Any]) -> Side:
     groups = [tuple(ranks) for ranks in value["groups"]]
     parts = {}
     for name, (shape, dtype, cuts, padded) in value["parts"].items():
-        parts[name] = Part(
-            tuple(shape),
-            dtype,
-            tuple(Cut(dimension, groups[group], stride) for dimension, group, stride in cuts),
-            padded,
-        )
+        own = tuple(Cut(dimension, groups[group], stride) for dimension, group, stride in cuts)
+        parts[name] = Part(tuple(shape), dtype, own, padded)
     return Side(parts, value["aliases"])
 
 

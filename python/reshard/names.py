@@ -157,12 +157,8 @@ def rules_for(names: Iterable[str], wanted: Iterable[str]) -> list[str]:
             break
         more = [best]
         if best.startswith("="):  # beginnings that a rule for all names must not change
-            more += sorted(
-                {
-                    f"{beginning}.={beginning}."
-                    for beginning in {name.split(".")[0] for name in found if name in expected}
-                }
-            )[:_RULES]
+            kept = {name.split(".")[0] for name in found if name in expected}
+            more += sorted(f"{each}.={each}." for each in kept)[:_RULES]
         try:
             found = list(Renames([*rules, *more]).apply(dict.fromkeys(original), ""))
         except Error:

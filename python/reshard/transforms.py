@@ -131,13 +131,8 @@ def neg_exp(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], Non
 
         return lambda values: -numpy.exp(values), lambda values: numpy.log(-values)
 
-    return _hooks(
-        "neg_exp",
-        tensors,
-        "fp32",
-        (lambda tensor: tensor.exp_().neg_(), lambda tensor: tensor.neg_().log_()),
-        numpy_pair,
-    )
+    torch_pair: _Pair = (lambda tensor: tensor.exp_().neg_(), lambda tensor: tensor.neg_().log_())
+    return _hooks("neg_exp", tensors, "fp32", torch_pair, numpy_pair)
 
 
 def minus_one(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], None]]:
@@ -148,13 +143,8 @@ def minus_one(tensors: Mapping[str, Any]) -> dict[str, Callable[[Transformed], N
         sends the tensor's values plus 1. With device "cuda", a source must provide its own ``prepare_send``.
     """
     numpy_pair: _Pair = (lambda values: values - 1, lambda values: values + 1)
-    return _hooks(
-        "minus_one",
-        tensors,
-        "bf16 fp16 fp32",
-        (lambda tensor: tensor.sub_(1), lambda tensor: tensor.add_(1)),
-        lambda: numpy_pair,
-    )
+    torch_pair: _Pair = (lambda tensor: tensor.sub_(1), lambda tensor: tensor.add_(1))
+    return _hooks("minus_one", tensors, "bf16 fp16 fp32", torch_pair, lambda: numpy_pair)
 
 
 #: The function of the values and its inverse. Those of PyTorch work in place, those of NumPy return new arrays.

@@ -241,13 +241,8 @@ def _through(param: RecordedParam, source: Mapping[str, RecordedParam | str]) ->
             box.offset, [Loop(*each) for each in zip(box.size, box.steps, row_steps(param.shape))], begin
         ):
             if origin is not None:
-                result.write(
-                    start,
-                    loops,
-                    Tensor(origin.name, box.origin.casts) if isinstance(origin, Tensor) else origin,
-                    offset,
-                    fresh=True,
-                )
+                of = Tensor(origin.name, box.origin.casts) if isinstance(origin, Tensor) else origin
+                result.write(start, loops, of, offset, fresh=True)
     return RecordedParam(param.dtype, param.shape, result.in_shape())
 
 

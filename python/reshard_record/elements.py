@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
-from typing import Any
+from typing import Any, ClassVar
 
 from reshard.errors import Error
 
@@ -29,12 +29,18 @@ class Tensor:
     name: str
     casts: tuple[str, ...] = ()
 
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return (self.name,)
+
 
 @dataclass(frozen=True)
 class Constant:
     """Elements that were filled with one value."""
 
     value: float
+
+    tensors: ClassVar[tuple[str, ...]] = ()
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Computed:
     tensors: tuple[str, ...] = ()
 
 
-Origin = Any  # Tensor, Constant or Computed
+Origin = Any  # Tensor, Constant or Computed; each has the names of its tensors
 Run = tuple[int, int]  # first position, number of positions
 Runs = tuple[Run, ...]  # in local order
 
@@ -76,14 +82,14 @@ class Box:
 
     def part(self, dimension: int, start: int, size: int) -> Box:
         """The box with another interval, inside its own, along one dimension."""
-        moved = (start - self.start[dimension]) * self.steps[dimension]
-        return make_box(
-            _set(self.start, dimension, start),
-            _set(self.size, dimension, size),
-            self.origin,
-            self.offset + moved,
-            self.steps,
-        )
+        offset = self.offset + (start - self.start[dimension]) * self.steps[dimension]
+        starts, sizes = _set(self.start, dimension, start), _set(self.size, dimension, size)
+        return make_box(starts, sizes, self.origin, offset, self.steps)
+
+    def without(self, dimension: int | None) -> Box:
+        """The box without a dimension, of which it has one position."""
+        start, size, steps = (without(values, dimension) for values in (self.start, self.size, self.steps))
+        return Box(start, size, self.origin, self.offset, steps)
 
 
 def product(numbers: Sequence[int]) -> int:
@@ -107,6 +113,11 @@ def joined(runs: Sequence[Run]) -> Runs:
 def row_steps(shape: Sequence[int]) -> tuple[int, ...]:
     """The steps of a row-major array of this shape."""
     return tuple(accumulate([1, *reversed(shape[1:])], mul))[::-1] if shape else ()
+
+
+def without(values: Sequence[int], dimension: int | None) -> tuple[int, ...]:
+    """The values of all dimensions but one. None: of all."""
+    return tuple(value for d, value in enumerate(values) if d != dimension)
 
 
 def _set(values: tuple[int, ...], index: int, value: int) -> tuple[int, ...]:
@@ -365,13 +376,8 @@ def _split_box(box: Box, dimension: int, inner: int) -> Iterator[Box]:
             counts[each.step == 1], steps[each.step == 1] = each.count, each.other
         start = (*box.start[:dimension], row, column, *box.start[dimension + 1 :])
         size = (*box.size[:dimension], *counts, *box.size[dimension + 1 :])
-        yield make_box(
-            start,
-            size,
-            box.origin,
-            box.offset + first * loop.other,
-            (*box.steps[:dimension], *steps, *box.steps[dimension + 1 :]),
-        )
+        every = (*box.steps[:dimension], *steps, *box.steps[dimension + 1 :])
+        yield make_box(start, size, box.origin, box.offset + first * loop.other, every)
 
 
 def _rows(loop: Loop, start: int, length: int) -> Iterator[tuple[int, list[Loop]]]:

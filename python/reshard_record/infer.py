@@ -20,7 +20,7 @@ from .patterns import Member, Patterns, ranges
 from .pieces import pieces
 from .recording import Axes, RecordedParam, Recording, in_order
 from .schemes import find_rule
-from .structure import Refused, Structure, structure
+from .structure import Refused, Structure, shown, structure
 
 #: The operations of transform neg_exp (docs/yaml.md).
 _NEG_EXP = "aten.neg of aten.exp"
@@ -334,9 +334,7 @@ class _Inference:
             if rule is not None:
                 self.place[variable] = rule.yaml()
                 continue
-            why = f"no scheme gives the ranks these values of {variable}, of {n}: " + ", ".join(
-                f"rank {rank} {[f'{a}:{a + c}' for a, c in runs]}" for rank, runs in found.items()
-            )
+            why = f"no scheme gives the ranks these values of {variable}, of {n}: {shown(found)}"
             if any("{%s" % variable in each.name for each in self.declared):
                 raise Error(why)
             for each in self.stacks.pop(variable, []):
@@ -352,12 +350,8 @@ class _Inference:
             if slots is None:
                 kept.append(each)
             else:
-                self._by_pieces(
-                    each.declared,
-                    each.placeholders,
-                    each.group,
-                    f"rank {slots[0]} stacks the values {slots[1]} of {variable}, which are not in ascending order",
-                )
+                why = f"rank {slots[0]} stacks the values {slots[1]} of {variable}, which are not in ascending order"
+                self._by_pieces(each.declared, each.placeholders, each.group, why)
         self.stacks[variable] = kept
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from reshard.flow import Name, Word, flow
 
-from .elements import Box, Constant, Tensor, row_steps
+from .elements import Box, Constant, Tensor, row_steps, without
 from .patterns import Member, Pattern, ranges
 from .recording import RecordedParam
-from .structure import Refused, _dtype, _permutation, _without
+from .structure import Refused, _dtype, _permutation
 
 #: Pieces of a param, at most (kMaxPieces in compiler/frontend/frontend.h).
 MOST = 4096
@@ -63,13 +63,7 @@ def _piece(box: Box, members: Mapping[str, Member], stacked: str | None, dimensi
         raise Refused("no dimension has one index value in each position")
     if len(box.size) - (dimension is not None) != len(shape):
         raise Refused(f"a param of {rank} dimensions holds tensors of {len(shape)} dimensions: they were reshaped")
-    bare = Box(
-        _without(box.start, dimension),
-        _without(box.size, dimension),
-        box.origin,
-        box.offset,
-        _without(box.steps, dimension),
-    )
+    bare = box.without(dimension)
     permute = _permutation([bare], shape)
     start, step, steps = [], [], row_steps(shape)
     for d, k in enumerate(permute):
@@ -111,14 +105,8 @@ def _merged(pieces: Sequence[_Piece], dimension: int) -> list[_Piece]:
     """Joins pieces of consecutive index values at consecutive positions of the stack's dimension."""
     rows: dict[Any, list[_Piece]] = defaultdict(list)
     for piece in pieces:
-        rows[
-            replace(
-                piece,
-                start=_without(piece.start, dimension),
-                size=_without(piece.size, dimension),
-                to=_without(piece.to, dimension),
-            )
-        ].append(piece)
+        others = tuple(without(values, dimension) for values in (piece.start, piece.size, piece.to))
+        rows[piece.pattern, piece.permute, piece.step, others].append(piece)
     result: list[_Piece] = []
     for row in rows.values():
         last: _Piece | None = None

@@ -79,10 +79,7 @@ class Recorder(TorchDispatchMode):
         key = _key(tensor)
         if key not in self._maps or key in self._params or tensor.is_meta:
             return key in self._maps
-        return any(
-            isinstance(box.origin, Tensor) or (isinstance(box.origin, Computed) and box.origin.tensors)
-            for box in self._maps[key].boxes
-        )
+        return any(box.origin.tensors for box in self._maps[key].boxes)
 
     def _map(self, tensor: torch.Tensor) -> ElementMap | None:
         """The map of a tracked tensor's storage; None if the tensor has another dtype of other size than its storage
@@ -113,17 +110,8 @@ class Recorder(TorchDispatchMode):
 
     def _tensors(self, *tensors: torch.Tensor) -> tuple[str, ...]:
         """The names of the checkpoint tensors that are in the storages of these tensors."""
-        names: set[str] = set()
-        for tensor in tensors:
-            for box in self._maps[_key(tensor)].boxes if self._tracked(tensor) else ():
-                names.update(
-                    [box.origin.name]
-                    if isinstance(box.origin, Tensor)
-                    else box.origin.tensors
-                    if isinstance(box.origin, Computed)
-                    else ()
-                )
-        return tuple(sorted(names))
+        boxes = [box for tensor in tensors if self._tracked(tensor) for box in self._maps[_key(tensor)].boxes]
+        return tuple(sorted({name for box in boxes for name in box.origin.tensors}))
 
     # --- operations
 
@@ -158,13 +146,10 @@ class Recorder(TorchDispatchMode):
         if packet in _EMPTY:
             self._track(result)
             return
-        value = (
-            _FILLED[packet]
-            if packet in _FILLED
-            else args[_FILLED_WITH[packet]]
-            if len(args) > _FILLED_WITH[packet]
-            else kwargs["fill_value"]
-        )
+        if packet in _FILLED:
+            value = _FILLED[packet]
+        else:
+            value = args[_FILLED_WITH[packet]] if len(args) > _FILLED_WITH[packet] else kwargs["fill_value"]
         whole = self._track(result)
         self._maps[_key(result)] = ElementMap.filled(whole.shape, Constant(float(value)))
 

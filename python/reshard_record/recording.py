@@ -56,8 +56,7 @@ class RecordedParam:
     @property
     def tensors(self) -> set[str]:
         """The names of the tensors from which the elements are moved or computed."""
-        moved = {box.origin.name for box in self.boxes if isinstance(box.origin, Tensor)}
-        return moved.union(*(each.tensors for each in self.computed))
+        return {name for box in self.boxes for name in box.origin.tensors}
 
     @property
     def computed(self) -> list[Computed]:
@@ -102,12 +101,8 @@ class Recording:
             if found["reshard-recording"] != _VERSION:
                 raise Error(f"{path}: a recording of version {found['reshard-recording']}, expected {_VERSION}")
             tensors = {name: (dtype, tuple(shape)) for name, (dtype, shape) in found["tensors"].items()}
-            return cls(
-                found["rank"],
-                found["mesh"],
-                tensors,
-                {name: _from_json(param) for name, param in found["params"].items()},
-            )
+            params = {name: _from_json(param) for name, param in found["params"].items()}
+            return cls(found["rank"], found["mesh"], tensors, params)
         except (KeyError, ValueError, TypeError) as error:
             raise Error(f"{path}: not a recording: {type(error).__name__} {error}") from error
 

@@ -79,13 +79,8 @@ def _candidates(axes: tuple[str, ...], k: int, parts: Sequence[tuple[int, Sequen
     """Rules to try for parts of (n, runs by coordinate), the most common first."""
     for scheme in ("even", "balanced", "chunk", "vllm", "sglang", "round_robin"):
         yield Rule(axes, scheme)
-    units = sorted(
-        {
-            n // len(set(runs))
-            for n, runs in parts
-            if len(set(runs)) < k and n % len(set(runs)) == 0 and n >= len(set(runs))
-        }
-    )
+    different = [(n, len(set(runs))) for n, runs in parts]
+    units = sorted({n // count for n, count in different if count < k and n % count == 0 and n >= count})
     for unit in units:
         for scheme in ("even", "balanced", "chunk"):
             yield Rule(axes, scheme, unit=unit, replicate=True)

@@ -56,8 +56,9 @@ class Structure:
     held: dict[int, Held]  #: by mesh rank
 
 
-def _without(values: Sequence[int], dimension: int | None) -> tuple[int, ...]:
-    return tuple(value for d, value in enumerate(values) if d != dimension)
+def shown(positions: Mapping[int, Runs]) -> str:
+    """The positions of mesh ranks, for a message."""
+    return ", ".join(f"rank {rank} {[f'{a}:{a + c}' for a, c in runs]}" for rank, runs in positions.items())
 
 
 def _sliced(param: RecordedParam, dimension: int, position: int) -> list[Box]:
@@ -65,9 +66,7 @@ def _sliced(param: RecordedParam, dimension: int, position: int) -> list[Box]:
     found = []
     for box in param.boxes:
         if box.start[dimension] <= position < box.start[dimension] + box.size[dimension]:
-            one = box.part(dimension, position, 1)
-            start, size, steps = (_without(values, dimension) for values in (one.start, one.size, one.steps))
-            found.append(Box(start, size, one.origin, one.offset, steps))
+            found.append(box.part(dimension, position, 1).without(dimension))
     return found
 
 
@@ -241,15 +240,8 @@ class _Inference:
         if len(self.permutations) == 1:
             pattern = next(iter(self.permutations))
             self._holds(pattern)
-            self._dimension(
-                pack,
-                [
-                    (
-                        self._length(pack),
-                        {rank: joined([run for _, runs in each for run in runs]) for rank, each in sequences.items()},
-                    )
-                ],
-            )
+            found = {rank: joined([run for _, runs in each for run in runs]) for rank, each in sequences.items()}
+            self._dimension(pack, [(self._length(pack), found)])
         elif all(len(set(each)) == len(each) for each in patterns):
             self._concat(pack, sequences, _order(patterns))
         else:
@@ -306,15 +298,8 @@ class _Inference:
     def _interleave(self, dimension: int, sequences: Mapping[int, Sequence[tuple[Pattern, Runs]]]) -> None:
         """Groups of some rows of each tensor in turn."""
         order: list[Pattern] = list(dict.fromkeys(pattern for each in sequences.values() for pattern, _ in each))
-        widths = [
-            min(
-                sum(count for _, count in runs)
-                for each in sequences.values()
-                for pattern, runs in each
-                if pattern == one
-            )
-            for one in order
-        ]
+        counts = [(pattern, sum(n for _, n in runs)) for each in sequences.values() for pattern, runs in each]
+        widths = [min(count for pattern, count in counts if pattern == one) for one in order]
         lengths = [pattern.shape[self.permutations[pattern][dimension]] for pattern in order]
         groups = lengths[0] // widths[0]
         if any(n != width * groups for n, width in zip(lengths, widths)):
@@ -346,14 +331,8 @@ class _Inference:
             return
         rule = find_rule(self.axes, entries)
         if rule is None:
-            raise Refused(
-                f"no scheme gives the ranks these positions of dimension {dimension}: "
-                + "; ".join(
-                    f"of {n}: "
-                    + ", ".join(f"rank {rank} {[f'{a}:{a + c}' for a, c in runs]}" for rank, runs in each.items())
-                    for n, each in entries
-                )
-            )
+            positions = "; ".join(f"of {n}: {shown(each)}" for n, each in entries)
+            raise Refused(f"no scheme gives the ranks these positions of dimension {dimension}: {positions}")
         self.rules[dimension] = rule.yaml()
 
     def _padded(

@@ -123,19 +123,8 @@ def buckets_model(optimizer: Any, model: Any) -> str:
             for name, shape in bucket["params"]:
                 tensors[f"{{{variable}}}.{name}"] = {"shape": shape, "where": {variable: ranks}}
                 locals_[f"{{{variable}.local}}.{name}"] = {"holds": f"{{{variable}}}.{name}"}
-    return (
-        json.dumps(
-            {
-                "dtype": "fp32",
-                "optimizer": dict.fromkeys(_STATES, "fp32"),
-                "index": index,
-                "tensors": tensors,
-                "layouts": {
-                    "buckets": {"optimizer": "{param}.{state}", "params": flats},
-                    "ranks": {"axes": ["rank"], "place": place, "optimizer": "{param}.{state}", "params": locals_},
-                },
-            },
-            indent=1,
-        )
-        + "\n"
-    )
+    states = {"optimizer": "{param}.{state}"}
+    own = {"axes": ["rank"], "place": place} | states | {"params": locals_}
+    layouts = {"buckets": states | {"params": flats}, "ranks": own}
+    head = {"dtype": "fp32", "optimizer": dict.fromkeys(_STATES, "fp32"), "index": index}
+    return json.dumps(head | {"tensors": tensors, "layouts": layouts}, indent=1) + "\n"
