@@ -47,13 +47,17 @@ Status planMismatch(uint32_t rank, const std::string &digest, uint32_t own, cons
                 std::to_string(own) + " runs plan " + ownDigest + "; give the same plan file to all ranks");
 }
 
+/// A peer's failure is found when the message is posted, or while it is awaited: the text is the same.
+Status Bootstrap::named(const Status &failure, const Exchange &exchange) {
+  return Status(failure).withSuffix(": with rank " + std::to_string(exchange.peer) + " " + exchange.collective);
+}
+
 Status Bootstrap::wait(size_t request, const Exchange &exchange, const Deadline &deadline) {
   Backoff backoff(kSpins);
   for (uint64_t polls = 0;; ++polls) {
     const Result<bool> done = channel_.test(request);
     if (!done.ok())
-      return Status(done.status())
-          .withSuffix(": with rank " + std::to_string(exchange.peer) + " " + exchange.collective);
+      return named(done.status(), exchange);
     if (*done)
       return {};
     if (polls % 64 == 0 && passed(deadline))
@@ -65,13 +69,13 @@ Status Bootstrap::wait(size_t request, const Exchange &exchange, const Deadline 
 Status Bootstrap::send(const Exchange &exchange, const void *data, const Deadline &deadline) {
   Status status =
       channel_.send(request_, exchange.peer, exchange.tag, static_cast<const std::byte *>(data), exchange.bytes);
-  return status.ok() ? wait(request_, exchange, deadline) : status;
+  return status.ok() ? wait(request_, exchange, deadline) : named(status, exchange);
 }
 
 Status Bootstrap::receive(const Exchange &exchange, void *data, const Deadline &deadline) {
   Status status =
       channel_.receive(request_ + 1, exchange.peer, exchange.tag, static_cast<std::byte *>(data), exchange.bytes);
-  return status.ok() ? wait(request_ + 1, exchange, deadline) : status;
+  return status.ok() ? wait(request_ + 1, exchange, deadline) : named(status, exchange);
 }
 
 Result<Bootstrap::Answer> Bootstrap::answerAll(const PeerInfo &mine, const Deadline &deadline) {

@@ -49,6 +49,7 @@ private:
     size_t bytes;
     const char *collective; // for error texts: "in prepare"
   };
+  static Status named(const Status &failure, const Exchange &exchange);
   Status wait(size_t request, const Exchange &exchange, const Deadline &deadline);
   Status send(const Exchange &exchange, const void *data, const Deadline &deadline);
   Status receive(const Exchange &exchange, void *data, const Deadline &deadline);

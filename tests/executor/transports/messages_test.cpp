@@ -514,6 +514,22 @@ TEST(Messages, ALostPeerEndsTheWaitForSlots) {
   }
 }
 
+TEST(Messages, APeerThatFailsBeforeAMessageIsPostedIsNamedAlike) {
+  class FailedPeer : public SlowChannel {
+  public:
+    using SlowChannel::SlowChannel;
+    Status receive(size_t, uint32_t peer, uint32_t, std::byte *, uint64_t) override {
+      return failed("rank " + std::to_string(peer) + " has failed: no memory");
+    }
+  };
+  const std::unique_ptr<Plan> plan = tests::compiledPlan(tests::kTwoRanks);
+  RankMemory memory(*plan, 0, Mappable::nothing);
+  FakeNetwork network;
+  const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<FailedPeer>(network, 0, 2, 1));
+  EXPECT_EQ(messages->prepare(*plan, {memory.local}, deadlineIn(60)).message(),
+            "rank 1 has failed: no memory: with rank 1 in prepare");
+}
+
 TEST(Messages, ATimeoutNamesTheMissingPeer) {
   const tests::TemporaryFolder folder;
   std::unique_ptr<Plan> plan;
