@@ -84,7 +84,7 @@ _FLOATS = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "fl
 
 def _inspect(*arguments: str) -> Any:
     """What reshard-inspect prints as JSON."""
-    command = [PREFIX / "bin" / "reshard-inspect", *arguments]
+    command = [str(PREFIX / "bin" / "reshard-inspect"), *arguments]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace")
     if done.returncode:
         raise Error(

@@ -50,7 +50,7 @@ QUALIFIED = ("Kind", "State", "Loop")
 # or an llvm::Expected. Patterns of files that may throw, with the reason of those that are neither.
 THROWS = {
     r"command/.*|tools/\w+\.cpp|include/reshard/reshard\.hpp": "the edge",
-    r"tools/run/(execution|planned_run|processes)\.(cpp|h)": "the run of reshard-exec: its failures end it on all processes",
+    r"tools/run/(execution|planned_run|processes)\.(cpp|h)": "reshard-exec: a failure ends all processes of a run",
     r"base/work_deadline\.cpp": "a deadline ends work at any depth; WorkDeadline::run() returns it as a Status",
     r"base/yaml/parse\.cpp": "yaml-cpp calls back, and stops at an exception only; caught in the same file",
     r"ir/parse\.cpp": "an error of the text ends the recursive descent; caught in the same file",
