@@ -2,17 +2,15 @@
 // Container and ContainerWriter: a round trip gives the same bytes, and each kind of incomplete, altered, foreign or
 // newer file has its own error.
 
+#include "tests/lib/threads.h"
+#include "tests/schema/digests.h"
 #include "tests/schema/support.h"
-
-#define XXH_INLINE_ALL
-#include <xxhash.h>
 
 #include <gtest/gtest.h>
 
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <thread>
 #include <unistd.h>
 
 using namespace reshard;
@@ -22,6 +20,13 @@ using namespace reshard::test;
 namespace {
 
 std::string text(Bytes bytes) { return {reinterpret_cast<const char *>(bytes.data()), bytes.size()}; }
+
+std::unique_ptr<Container> opened(const std::string &path) {
+  std::unique_ptr<Container> container;
+  if (const Status status = Container::open(path, container); !status.ok())
+    throw std::runtime_error(status.message());
+  return container;
+}
 
 std::string segmentText(uint32_t rank) { return "segment " + std::to_string(rank) + std::string(rank * 37 % 200, 'x'); }
 
@@ -49,12 +54,6 @@ bool saysMoreThan(const std::string &error, const std::string &beginning) {
   return error.starts_with(beginning) && error.size() > beginning.size();
 }
 
-void digestAt(std::string &file, size_t offset, size_t from, size_t bytes) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(file.data() + from, bytes));
-  std::memcpy(file.data() + offset, canonical.digest, 16);
-}
-
 template <class T> std::string with(std::string file, size_t offset, T value) {
   std::memcpy(file.data() + offset, &value, sizeof value);
   return file;
@@ -63,7 +62,7 @@ template <class T> std::string with(std::string file, size_t offset, T value) {
 /// As `with`, and updates the header's digest, as a writer of another version would.
 template <class T> std::string withDigest(const std::string &file, size_t offset, T value) {
   std::string altered = with(file, offset, value);
-  digestAt(altered, 112, 0, 112);
+  digest(altered, 112, 0, 112);
   return altered;
 }
 
@@ -75,8 +74,7 @@ TEST(Container, RoundTrip) {
   for (const uint32_t count : {1u, 2u, 7u, 300u}) {
     writeContainer(path, "the manifest", segmentTexts(count));
     EXPECT_EQ(folder.entries(), 1u) << "a temporary file remains";
-    std::unique_ptr<Container> container;
-    ASSERT_EQ(Container::open(path, container).message(), "");
+    const std::unique_ptr<Container> container = opened(path);
     EXPECT_EQ(text(container->manifest()), "the manifest");
     ASSERT_EQ(container->segments(), count);
     EXPECT_EQ(container->digest().size(), 32u);
@@ -104,8 +102,7 @@ TEST(Container, SegmentsOfAnySizeAreInTheirOrder) {
        {1, 700'000, 400'000, 3, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, 64, 5'000'000, 2'000'000, 9})
     segments.emplace_back(bytes, static_cast<char>('a' + segments.size()));
   writeContainer(folder / "plan", "the manifest", segments);
-  std::unique_ptr<Container> container;
-  ASSERT_EQ(Container::open(folder / "plan", container).message(), "");
+  const std::unique_ptr<Container> container = opened(folder / "plan");
   for (uint32_t rank = 0; rank < segments.size(); ++rank) {
     SegmentBytes bytes;
     ASSERT_EQ(container->segment(rank, bytes).message(), "");
@@ -117,9 +114,7 @@ TEST(Container, DigestDependsOnEverything) {
   const TemporaryFolder folder;
   auto digest = [&](const std::string &manifest, const std::vector<std::string> &segments) {
     writeContainer(folder / "plan", manifest, segments);
-    std::unique_ptr<Container> container;
-    EXPECT_EQ(Container::open(folder / "plan", container).message(), "");
-    return container->digest();
+    return opened(folder / "plan")->digest();
   };
   const std::string first = digest("manifest", {"a", "b"});
   EXPECT_EQ(digest("manifest", {"a", "b"}), first);
@@ -241,8 +236,8 @@ TEST(Container, IndexRefusals) {
   const std::string good = readFile(path);
   auto open = [&](size_t offset, uint64_t value) { // alters the index and updates the digests
     std::string file = with(good, offset, value);
-    digestAt(file, 80, 192, 64);
-    digestAt(file, 112, 0, 112);
+    digest(file, 80, 192, 64);
+    digest(file, 112, 0, 112);
     writeFile(path, file);
     return readContainer(path);
   };
@@ -301,29 +296,23 @@ TEST(Container, CompressedSegments) {
     rows.append(reinterpret_cast<const char *>(&row), sizeof row);
   const std::vector<std::string> segments = {rows, "short", std::string(1 << 20, 'x'), rows + "end"};
   writeContainer(path, "manifest", segments, true);
-  std::unique_ptr<Container> container;
-  ASSERT_EQ(Container::open(path, container).message(), "");
+  const std::unique_ptr<Container> container = opened(path);
   EXPECT_EQ(compress(bytesOf(segments[1]))->segmentBytes, 0u); // a frame would be larger
   EXPECT_EQ(compress(bytesOf(segments[2]))->segmentBytes, 0u); // or smaller than 1 / kMaxCompression
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) // at the same time
-    threads.emplace_back([&] {
-      for (uint32_t rank = 0; rank < segments.size(); ++rank) {
-        SegmentBytes bytes;
-        EXPECT_EQ(container->segment(rank, bytes).message(), "");
-        EXPECT_TRUE(text(bytes) == segments[rank]) << rank;
-      }
-    });
-  for (std::thread &thread : threads)
-    thread.join();
+  tests::onThreads(4, [&](uint32_t) {                          // at the same time
+    for (uint32_t rank = 0; rank < segments.size(); ++rank) {
+      SegmentBytes bytes;
+      EXPECT_EQ(container->segment(rank, bytes).message(), "");
+      EXPECT_TRUE(text(bytes) == segments[rank]) << rank;
+    }
+  });
   SegmentBytes once, again;
   ASSERT_EQ(container->segment(3, once).message(), "");
   ASSERT_EQ(container->segment(3, again).message(), "");
   EXPECT_EQ(once.memory, again.memory); // readers at the same time share it
 
-  std::unique_ptr<Container> plain; // compression does not change a segment's digest
   writeContainer(folder / "plain", "manifest", segments);
-  ASSERT_EQ(Container::open(folder / "plain", plain).message(), "");
+  const std::unique_ptr<Container> plain = opened(folder / "plain"); // compression does not change a segment's digest
   for (uint32_t rank = 0; rank < segments.size(); ++rank) {
     EXPECT_EQ(plain->segmentDigest(rank), container->segmentDigest(rank));
     EXPECT_EQ(plain->segmentBytes(rank), container->segmentBytes(rank));
@@ -346,8 +335,8 @@ TEST(Container, CompressedRefusals) {
   uint32_t stored;
   std::memcpy(&stored, good.data() + 200, sizeof stored);
   auto open = [&](std::string file) { // updates the digests
-    digestAt(file, 80, 192, 32);
-    digestAt(file, 112, 0, 112);
+    digest(file, 80, 192, 32);
+    digest(file, 112, 0, 112);
     writeFile(path, file);
     return readContainer(path);
   };
@@ -363,7 +352,7 @@ TEST(Container, CompressedRefusals) {
   for (const uint32_t bytes : {400u, 600u})
     EXPECT_TRUE(saysMoreThan(open(with(good, 204, bytes)), where)) << bytes;
   std::string other = with(good, at + 16 + 6, 'b'); // another frame with its digest
-  digestAt(other, at, at + 16, stored - 16);
+  digest(other, at, at + 16, stored - 16);
   EXPECT_TRUE(saysMoreThan(open(other), where));
   EXPECT_EQ(open(with(good, at, 'x')), where + "it does not match its digest");
   std::string renamed = with(good, 208, 'x'); // the digest of the segment
@@ -387,8 +376,7 @@ TEST(Container, ThatChangesWhileItIsOpen) {
         now = std::string(500'000, 'x');
       else if (change == std::string("damaged")) // the same size
         now = readFile(path).substr(0, 300'500) + std::string(std::stoull(size) - 300'500, 'x');
-      std::unique_ptr<Container> container;
-      ASSERT_EQ(Container::open(path, container).message(), "");
+      std::unique_ptr<Container> container = opened(path);
       SegmentBytes first, other;
       ASSERT_EQ(container->segment(0, first).message(), "");
       std::ofstream(path, std::ios::binary | std::ios::trunc) << now;
@@ -407,8 +395,7 @@ TEST(Container, ThatChangesWhileItIsOpen) {
       EXPECT_TRUE(text(first) == kept) << "a segment needs its plan";
     }
   writeContainer(path, large, {kept, large + "end"}); // renamed to the path: the open file is another one
-  std::unique_ptr<Container> container;
-  ASSERT_EQ(Container::open(path, container).message(), "");
+  const std::unique_ptr<Container> container = opened(path);
   writeContainer(path, "manifest", {"other"});
   SegmentBytes second;
   EXPECT_EQ(container->segment(1, second).message(), "");
@@ -446,8 +433,7 @@ TEST(Container, ReadsOneSegment) {
     GTEST_SKIP() << before << " pages stay in memory: the file system of " << path << " cannot drop them";
 
   const size_t front = 128 + manifest.size() + kRanks * 32; // header, manifest, index
-  std::unique_ptr<Container> container;
-  ASSERT_EQ(Container::open(path, container).message(), "");
+  const std::unique_ptr<Container> container = opened(path);
   const size_t afterOpen = residentPages();
   SegmentBytes segment;
   ASSERT_EQ(container->segment(1500, segment).message(), "");

@@ -20,10 +20,7 @@ protected:
     return readAll(path_);
   }
   std::string read(const std::string &manifest, const Parts &parts) {
-    std::vector<std::string> segments;
-    for (const SegmentT &segment : parts.segments)
-      segments.push_back(serialized(segment));
-    writeContainer(path_, manifest, segments);
+    writeContainer(path_, manifest, serialized(parts.segments));
     return readAll(path_);
   }
 
@@ -68,9 +65,7 @@ TEST_F(Hostile, StagedBytesOverflow) {
 // The executor uses all tables of a segment, so even an empty one must be present.
 TEST_F(Hostile, MissingTables) {
   const Parts parts = tinyParts();
-  std::vector<std::string> segments;
-  for (const SegmentT &segment : parts.segments)
-    segments.push_back(serialized(segment));
+  std::vector<std::string> segments = serialized(parts.segments);
   const std::string idle = segments[3];
   const std::pair<const char *, uint16_t> fields[] = {
       {"buffers", Segment::VT_BUFFERS},   {"loops", Segment::VT_LOOPS}, {"shapes", Segment::VT_SHAPES},

@@ -35,6 +35,9 @@ void expectRefusal(const std::vector<Violation> &violations, const std::string &
 }
 
 constexpr uint64_t kHuge = uint64_t{1} << 62;
+constexpr const char *kOutOfRange = "shape 0: row bytes, loop counts or their product are out of range, expected 1 to "
+                                    "1152921504606846976; strides and extents at most that in size";
+constexpr const char *kNotLocal = "step 1 is local but has a peer, a message, staging or chunks";
 
 } // namespace
 
@@ -50,9 +53,7 @@ TEST(Load, NotAFlatBuffer) {
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
   const Parts parts = tinyParts();
-  std::vector<std::string> segments;
-  for (const SegmentT &segment : parts.segments)
-    segments.push_back(serialized(segment));
+  std::vector<std::string> segments = serialized(parts.segments);
   const std::string manifest = serialized(parts.manifest);
 
   const std::string zeros(100, '\0'), text = "this is no FlatBuffer at all, and long enough to look like one";
@@ -70,17 +71,14 @@ TEST(Load, NotAFlatBuffer) {
 
 // Rank 0 sends operand 0 to rank 1, then operand 1 to rank 2.
 TEST(Load, SharedInputs) {
-  auto share = [](Parts &p) {
-    p.segments[0].operands.pop_back();
-    p.step(0, 1).firstInput = 0;
-    p.step(0, 1).firstOutput = 1;
-  };
   auto refusal = [&](auto change) {
     const TemporaryFolder folder;
     Parts parts = tinyParts();
-    share(parts);
+    parts.segments[0].operands.pop_back();
+    parts.step(0, 1).firstInput = 0;
+    parts.step(0, 1).firstOutput = 1;
     change(parts);
-    pack(std::move(parts), folder / "plan");
+    pack(parts, folder / "plan");
     std::unique_ptr<Plan> plan;
     std::shared_ptr<const schema::Segment> segment;
     EXPECT_EQ(Plan::open(folder / "plan", plan).message(), "");
@@ -160,31 +158,15 @@ TEST(Load, SegmentRefusals) {
              p.shape(1, 2).loopCount = 17;
            },
            "shape 2: found 17 loops, expected at most 16"},
-          {"a row of no bytes", [](Parts &p) { p.shape(1, 0).rowBytes = 0; },
-           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
-           "strides and extents at most that in size"},
-          {"a row of too many bytes", [](Parts &p) { p.shape(1, 0).rowBytes = kHuge; },
-           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
-           "strides and extents at most that in size"},
-          {"a loop of no steps", [](Parts &p) { p.loop(1, 1).count = 0; },
-           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
-           "strides and extents at most that in size"},
-          {"a loop of too many steps", [](Parts &p) { p.loop(1, 1).count = UINT64_MAX; },
-           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
-           "strides and extents at most that in size"},
+          {"a row of no bytes", [](Parts &p) { p.shape(1, 0).rowBytes = 0; }, kOutOfRange},
+          {"a row of too many bytes", [](Parts &p) { p.shape(1, 0).rowBytes = kHuge; }, kOutOfRange},
+          {"a loop of no steps", [](Parts &p) { p.loop(1, 1).count = 0; }, kOutOfRange},
+          {"a loop of too many steps", [](Parts &p) { p.loop(1, 1).count = UINT64_MAX; }, kOutOfRange},
           {"loops that multiply to too much",
-           [](Parts &p) { p.loop(1, 0).count = p.loop(1, 1).count = uint64_t{1} << 31; },
-           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
-           "strides and extents at most that in size"},
-          {"a stride that overflows", [](Parts &p) { p.loop(1, 1).stride = INT64_MAX; },
-           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
-           "strides and extents at most that in size"},
-          {"a stride that overflows down", [](Parts &p) { p.loop(1, 1).stride = INT64_MIN; },
-           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
-           "strides and extents at most that in size"},
-          {"a buffer step that overflows", [](Parts &p) { p.loop(1, 0).bufferStep = INT64_MAX; },
-           "shape 0: row bytes, loop counts or their product are out of range, expected 1 to 1152921504606846976; "
-           "strides and extents at most that in size"},
+           [](Parts &p) { p.loop(1, 0).count = p.loop(1, 1).count = uint64_t{1} << 31; }, kOutOfRange},
+          {"a stride that overflows", [](Parts &p) { p.loop(1, 1).stride = INT64_MAX; }, kOutOfRange},
+          {"a stride that overflows down", [](Parts &p) { p.loop(1, 1).stride = INT64_MIN; }, kOutOfRange},
+          {"a buffer step that overflows", [](Parts &p) { p.loop(1, 0).bufferStep = INT64_MAX; }, kOutOfRange},
 
           {"a round too late", [](Parts &p) { p.step(1, 3).round = 2; },
            "step 3 found round 2, expected 0 or later and before 2"},
@@ -225,8 +207,7 @@ TEST(Load, SegmentRefusals) {
           {"the greatest dependency level twice",
            [](Parts &p) { p.step(1, 2).level = p.step(1, 3).level = UINT16_MAX; },
            "step 3 has dependency level 65535, expected more than the 65535 of step 2, for which it waits"},
-          {"a copy in chunks", [](Parts &p) { p.step(1, 1).chunk = 256; },
-           "step 1 is local but has a peer, a message, staging or chunks"},
+          {"a copy in chunks", [](Parts &p) { p.step(1, 1).chunk = 256; }, kNotLocal},
           {"a chunk of any size", [](Parts &p) { p.step(1, 2).chunk = 12; },
            "step 2 has chunks of 12 bytes, expected a multiple of 256 below its 24"},
           {"a chunk that is larger than the message", [](Parts &p) { p.step(1, 2).chunk = 256; },
@@ -326,12 +307,9 @@ TEST(Load, SegmentRefusals) {
            },
            "step 1 copies input 0 of shape 1 to an output of shape 2, expected equal rows and loop counts"},
 
-          {"a local step with a peer", [](Parts &p) { p.step(1, 1).peer = 0; },
-           "step 1 is local but has a peer, a message, staging or chunks"},
-          {"a local step with a message", [](Parts &p) { p.step(1, 1).message = 1; },
-           "step 1 is local but has a peer, a message, staging or chunks"},
-          {"a local step with staging", [](Parts &p) { p.step(1, 1).staging = 0; },
-           "step 1 is local but has a peer, a message, staging or chunks"},
+          {"a local step with a peer", [](Parts &p) { p.step(1, 1).peer = 0; }, kNotLocal},
+          {"a local step with a message", [](Parts &p) { p.step(1, 1).message = 1; }, kNotLocal},
+          {"a local step with staging", [](Parts &p) { p.step(1, 1).staging = 0; }, kNotLocal},
           {"a peer outside the world", [](Parts &p) { p.step(1, 2).peer = 4; },
            "step 2 has rank 4 as its peer, expected another one below 4"},
           {"no peer", [](Parts &p) { p.step(1, 2).peer = UINT32_MAX; },
@@ -350,43 +328,41 @@ TEST(Load, SegmentRefusals) {
 
 // Unusual, but allowed.
 TEST(Load, Allowed) {
-  const TemporaryFolder folder;
-  const std::string path = folder / "plan";
-  const std::vector<std::pair<const char *, std::function<void(Parts &)>>> changes = {
-      {"negative strides, both sides",
-       [](Parts &p) { // the copy's rows from the last to the first
-         p.segments[1].loops.insert(p.segments[1].loops.end(), {{2, 0, 1}, {2, -12, 0}, {2, 0, 1}, {2, -8, 0}});
-         p.segments[1].shapes.insert(p.segments[1].shapes.end(), {{6, 6, 2}, {6, 8, 2}});
-         p.operand(1, 1) = {12, 1, 3};
-         p.operand(1, 2) = {24, 3, 4};
-       }},
-      {"negative buffer steps",
-       [](Parts &p) {
-         p.segments[1].loops.insert(p.segments[1].loops.end(), {{2, 0, -1}, {2, 12, 0}, {2, 0, -1}, {2, 8, 0}});
-         p.segments[1].shapes.insert(p.segments[1].shapes.end(), {{6, 6, 2}, {6, 8, 2}});
-         p.operand(1, 1) = {0, 2, 3};
-         p.operand(1, 2) = {16, 4, 4};
-       }},
-      {"one source row to many", [](Parts &p) { p.loop(1, 3).stride = 0; }},
-      {"a message in place", [](Parts &p) { p.step(1, 2).staging = UINT64_MAX; }},
-      {"an unused shape",
-       [](Parts &p) { p.segments[1].shapes.push_back({uint64_t{1}, uint32_t(p.segments[1].loops.size()), 0}); }},
-      {"no limit", [](Parts &p) { p.manifest.staging_limit = 0; }},
-      {"a larger arena", [](Parts &p) { p.manifest.arena_bytes = p.segments[1].arena_bytes = 64; }},
-      {"dependency levels with gaps", [](Parts &p) { p.step(1, 3).level = p.step(2, 1).level = UINT16_MAX; }},
-      {"a send of a lower dependency level than the one whose slot it uses",
-       [](Parts &p) {
-         p.step(0, 0).level = p.step(1, 2).level = 7;
-         p.step(1, 3).level = p.step(2, 1).level = 8;
-       }},
-      {"an idle rank without tables", [](Parts &p) { EXPECT_TRUE(p.segments[3].steps.empty()); }},
-  };
-  for (const auto &[what, change] : changes) {
-    Parts parts = tinyParts();
-    change(parts);
-    pack(parts, path);
-    EXPECT_EQ(readAll(path), "") << what;
-  }
+  expectRefusal(
+      {
+          {"negative strides, both sides",
+           [](Parts &p) { // the copy's rows from the last to the first
+             p.segments[1].loops.insert(p.segments[1].loops.end(), {{2, 0, 1}, {2, -12, 0}, {2, 0, 1}, {2, -8, 0}});
+             p.segments[1].shapes.insert(p.segments[1].shapes.end(), {{6, 6, 2}, {6, 8, 2}});
+             p.operand(1, 1) = {12, 1, 3};
+             p.operand(1, 2) = {24, 3, 4};
+           },
+           ""},
+          {"negative buffer steps",
+           [](Parts &p) {
+             p.segments[1].loops.insert(p.segments[1].loops.end(), {{2, 0, -1}, {2, 12, 0}, {2, 0, -1}, {2, 8, 0}});
+             p.segments[1].shapes.insert(p.segments[1].shapes.end(), {{6, 6, 2}, {6, 8, 2}});
+             p.operand(1, 1) = {0, 2, 3};
+             p.operand(1, 2) = {16, 4, 4};
+           },
+           ""},
+          {"one source row to many", [](Parts &p) { p.loop(1, 3).stride = 0; }, ""},
+          {"a message in place", [](Parts &p) { p.step(1, 2).staging = UINT64_MAX; }, ""},
+          {"an unused shape",
+           [](Parts &p) { p.segments[1].shapes.push_back({uint64_t{1}, uint32_t(p.segments[1].loops.size()), 0}); },
+           ""},
+          {"no limit", [](Parts &p) { p.manifest.staging_limit = 0; }, ""},
+          {"a larger arena", [](Parts &p) { p.manifest.arena_bytes = p.segments[1].arena_bytes = 64; }, ""},
+          {"dependency levels with gaps", [](Parts &p) { p.step(1, 3).level = p.step(2, 1).level = UINT16_MAX; }, ""},
+          {"a send of a lower dependency level than the one whose slot it uses",
+           [](Parts &p) {
+             p.step(0, 0).level = p.step(1, 2).level = 7;
+             p.step(1, 3).level = p.step(2, 1).level = 8;
+           },
+           ""},
+          {"an idle rank without tables", [](Parts &p) { EXPECT_TRUE(p.segments[3].steps.empty()); }, ""},
+      },
+      "");
 }
 
 // A vector of structs that is not aligned, which the builder never writes and the FlatBuffers verifier does not detect.
@@ -394,9 +370,7 @@ TEST(Load, MisalignedStructs) {
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
   const Parts parts = tinyParts();
-  std::vector<std::string> segments;
-  for (const SegmentT &segment : parts.segments)
-    segments.push_back(serialized(segment));
+  std::vector<std::string> segments = serialized(parts.segments);
   // Appends 4 bytes, then a copy of the loops, the only vector of 24-byte structs, and redirects the root to the copy.
   std::string &bytes = segments[0];
   const auto *root = flatbuffers::GetSizePrefixedRoot<Segment>(bytes.data());
@@ -536,9 +510,7 @@ TEST(Load, EveryByteAltered) {
   const TemporaryFolder folder;
   const std::string path = folder / "plan";
   const Parts parts = tinyParts();
-  std::vector<std::string> segments;
-  for (const SegmentT &segment : parts.segments)
-    segments.push_back(serialized(segment));
+  std::vector<std::string> segments = serialized(parts.segments);
   std::string manifest = serialized(parts.manifest);
   size_t refused = 0, all = 0;
   std::set<std::string> messages;

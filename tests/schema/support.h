@@ -8,6 +8,7 @@
 #include "schema/container.h"
 #include "schema/manifest.h"
 #include "tests/lib/folder.h"
+#include "tests/schema/raw_structs.h"
 
 #include <cstring>
 #include <fstream>
@@ -155,43 +156,6 @@ inline void writeTiny(const std::string &path, bool compress = false) {
 
 // ---------------------------------------------------------------------------------------------- unpacking and packing
 
-/// The structs of plan.fbs with writable members. schema/structs.cpp asserts the same offsets.
-struct RawIndexBlock {
-  int64_t from, to, length, count, fromStep, toStep;
-};
-struct RawBufferRange {
-  uint32_t endpoint, meshRank, param, first, count, reserved;
-  uint64_t bytes;
-};
-struct RawLoop {
-  uint64_t count;
-  int64_t stride, bufferStep;
-};
-struct RawShape {
-  uint64_t rowBytes;
-  uint32_t firstLoop, loopCount;
-};
-struct RawOperand {
-  uint64_t offset;
-  uint32_t buffer, shape;
-};
-struct RawStep {
-  uint64_t bytes, staging;
-  uint32_t firstInput, inputCount, firstOutput, outputCount, round, peer, message, firstAfter, afterCount;
-  uint8_t kind, slot;
-  uint16_t level;
-  uint64_t chunk;
-};
-struct RawPartDimension {
-  uint32_t sharding;
-  int32_t param;
-};
-
-template <class Raw, class Struct> Raw &raw(Struct &value) {
-  static_assert(sizeof(Raw) == sizeof(Struct));
-  return reinterpret_cast<Raw &>(value);
-}
-
 /// An unpacked plan.
 struct Parts {
   schema::ManifestT manifest;
@@ -247,6 +211,13 @@ inline std::string serialized(const schema::SegmentT &segment) {
   return {reinterpret_cast<const char *>(builder.GetBufferPointer()), builder.GetSize()};
 }
 
+inline std::vector<std::string> serialized(const std::vector<schema::SegmentT> &segments) {
+  std::vector<std::string> all;
+  for (const schema::SegmentT &segment : segments)
+    all.push_back(serialized(segment));
+  return all;
+}
+
 /// Writes a container with correct digests around arbitrary bytes; throws on failure.
 inline void writeContainer(const std::string &path, const std::string &manifest,
                            const std::vector<std::string> &segments, bool compressed = false) {
@@ -270,10 +241,7 @@ inline void writeContainer(const std::string &path, const std::string &manifest,
 }
 
 inline void pack(const Parts &parts, const std::string &path) {
-  std::vector<std::string> segments;
-  for (const schema::SegmentT &segment : parts.segments)
-    segments.push_back(serialized(segment));
-  writeContainer(path, serialized(parts.manifest), segments);
+  writeContainer(path, serialized(parts.manifest), serialized(parts.segments));
 }
 
 // -------------------------------------------------------------------------------------------------------- reading
