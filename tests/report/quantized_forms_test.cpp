@@ -16,16 +16,14 @@ namespace {
 
 /// The result of peakStagedBytes if the target's `amax` view has `slots` entries of 4 bytes in each of 64 instances.
 Result<uint64_t> stagedBytes(int64_t slots) {
-  const TemporaryFolder folder;
-  compile("{version: 1, model: {dtype: bf16, index: {x: 64}, tensors: {'t.{x}': {shape: [32, 32], shard: {0: tp}}}}, "
-          "source: {mesh: {tp: 2}}, "
-          "target: {mesh: {}, ranks: [2], quantize: nvfp4}}",
-          folder / "good.rplan");
-  UnpackedPlan parts = unpack(folder / "good.rplan");
+  UnpackedPlan parts = compiledParts(
+      "{version: 1, model: {dtype: bf16, index: {x: 64}, tensors: {'t.{x}': {shape: [32, 32], shard: {0: tp}}}}, "
+      "source: {mesh: {tp: 2}}, target: {mesh: {}, ranks: [2], quantize: nvfp4}}");
   for (auto &param : parts.manifest->endpoints[1]->params)
     if (param->view && param->view->kind == fbs::ViewKind::amax)
       for (auto &extent : param->shape)
         extent->at = {slots};
+  const TemporaryFolder folder;
   pack(parts, folder / "altered.rplan");
   std::unique_ptr<Plan> plan;
   Status status = Plan::open(folder / "altered.rplan", plan);

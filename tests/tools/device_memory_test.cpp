@@ -13,13 +13,9 @@ using namespace reshard::tools;
 using namespace reshard::verify;
 
 TEST(DeviceMemory, RoundTrip) {
-  const tests::TemporaryFolder folder;
-  std::unique_ptr<Plan> plan;
-  tests::compile("version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {\"a.{l}\": {shape: [64, 7], shard: {0: "
-                 "tp}}, b: [33]}}\n"
-                 "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n",
-                 folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  const std::unique_ptr<Plan> plan = tests::compiledPlan("version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: "
+                                                         "{\"a.{l}\": {shape: [64, 7], shard: {0: tp}}, b: [33]}}\n"
+                                                         "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n");
   Memory host(*plan);
   ASSERT_EQ(host.allocate(0).message(), "");
   tests::CpuDevice device(1);

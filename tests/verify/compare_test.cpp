@@ -2,6 +2,7 @@
 // Comparisons of targets with sources: every wrong element is found, also in rows that are compared as a whole;
 // replicas that differ are named; values of a tensor are found in whatever order and size its ranges come.
 
+#include "tests/lib/threads.h"
 #include "tests/verify/support.h"
 #include "verify/check/check.h"
 #include "verify/check/compare.h"
@@ -15,7 +16,6 @@
 #include <map>
 #include <random>
 #include <stdexcept>
-#include <thread>
 
 using namespace reshard;
 using namespace reshard::tests;
@@ -124,42 +124,34 @@ std::map<int64_t, std::pair<std::string, int64_t>> elementsOf(const fbs::Instanc
 TEST(CopyRoom, BoundsWhatIsInUse) {
   CopyRoom room(100);
   std::atomic<int64_t> used = 0, most = 0, alone = 0;
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t)
-    threads.emplace_back([&, t] {
-      for (int i = 0; i < 500; ++i) {
-        const int64_t bytes = (7 * i + t) % 50 == 0 ? 1000 : 10 + (i + t) % 60; // some are larger than the room
-        try {
-          room.with(static_cast<uint64_t>(bytes), [&] {
-            const int64_t now = used += std::min<int64_t>(bytes, 100);
-            for (int64_t seen = most; now > seen && !most.compare_exchange_weak(seen, now);)
-              ;
-            alone += bytes > 100 && now == 100;
-            used -= std::min<int64_t>(bytes, 100);
-            if (i % 5 == 0)
-              throw std::runtime_error("x");
-          });
-        } catch (const std::runtime_error &) { // its room is free again
-        }
+  onThreads(4, [&](uint32_t thread) {
+    for (uint32_t i = 0; i < 500; ++i) {
+      const int64_t bytes = (7 * i + thread) % 50 == 0 ? 1000 : 10 + (i + thread) % 60; // some are larger than the room
+      try {
+        room.with(static_cast<uint64_t>(bytes), [&] {
+          const int64_t now = used += std::min<int64_t>(bytes, 100);
+          for (int64_t seen = most; now > seen && !most.compare_exchange_weak(seen, now);)
+            ;
+          alone += bytes > 100 && now == 100;
+          used -= std::min<int64_t>(bytes, 100);
+          if (i % 5 == 0)
+            throw std::runtime_error("x");
+        });
+      } catch (const std::runtime_error &) { // its room is free again
       }
-    });
-  for (std::thread &thread : threads)
-    thread.join();
+    }
+  });
   EXPECT_LE(most, 100);
   EXPECT_EQ(alone, 40);
   room.with(100, [] {});
 }
 
 TEST(ElementRanges, OfSomePlaces) {
-  TemporaryFolder folder;
-  compile("{version: 1, model: {dtype: fp32, index: {e: 3}, tensors: {w: [7, 24], v: [12, 5], 'x.{e}': [4, 6]}, "
-          "layouts: {a: {params: same}, b: "
-          "{params: {w: {concat: [{permute: [1, 0], of: w}], pad: {0: 5}}, both: {interleave: {groups: 4, of: [v, "
-          "v]}}, x: {stack: e, holds: 'x.{e}', pad: {1: 8}}}}}}, "
-          "source: {layout: a, mesh: {}}, target: {layout: b, mesh: {}}}",
-          folder / "p.rplan");
-  std::unique_ptr<Plan> plan;
-  ASSERT_EQ(Plan::open(folder / "p.rplan", plan).message(), "");
+  const std::unique_ptr<Plan> plan = compiledPlan(
+      "{version: 1, model: {dtype: fp32, index: {e: 3}, tensors: {w: [7, 24], v: [12, 5], 'x.{e}': [4, 6]}, "
+      "layouts: {a: {params: same}, b: {params: {w: {concat: [{permute: [1, 0], of: w}], pad: {0: 5}}, "
+      "both: {interleave: {groups: 4, of: [v, v]}}, x: {stack: e, holds: 'x.{e}', pad: {1: 8}}}}}}, "
+      "source: {layout: a, mesh: {}}, target: {layout: b, mesh: {}}}");
   const fbs::Endpoint &endpoint = *plan->manifest().endpoints()->Get(1);
   std::mt19937_64 random(3);
   for (uint32_t p = 0; p < endpoint.params()->size(); ++p)
@@ -188,8 +180,7 @@ protected:
   }
   /// Opens a job and fills all sides: a tensor has the same synthesized values on each.
   void openJob(const std::string &yaml) {
-    compile(yaml, folder_ / "p.rplan");
-    ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
+    plan_ = compiledPlan(yaml);
     for (auto *memory : {&source_, &target_, &stored_}) {
       *memory = std::make_unique<Memory>(*plan_);
       const uint32_t endpoints = plan_->manifest().endpoints()->size();
@@ -204,21 +195,18 @@ protected:
   void changeBytes() {
     EXPECT_EQ(compare(*plan_, source_->rankMemories(), target_->rankMemories(), 2).first, "");
     for (const MeshRankMemory &rankMemory : target_->rankMemories())
-      for (uint32_t p = 0; p < rankMemory.params.size(); ++p) {
-        const fbs::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(1);
-        for (const fbs::ParamInstance &instance : fbs::instances(plan_->manifest(), endpoint, p, rankMemory.meshRank))
-          for (int64_t i = 0; i < instance.bytes; i += 331) {
-            rankMemory.params[p][0][i] ^= std::byte{0x21};
-            const CheckResult wrong = compare(*plan_, source_->rankMemories(), target_->rankMemories(), 2);
-            EXPECT_EQ(wrong.mismatches, 1u) << instance.name << " byte " << i;
-            EXPECT_THAT(wrong.first,
-                        testing::HasSubstr("param '" + instance.name + "': tensor '" + instance.name + "' element "));
-            rankMemory.params[p][0][i] ^= std::byte{0x21};
-          }
-      }
+      forEachBound(*plan_, rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
+        for (int64_t i = 0; i < instance.bytes; i += 331) {
+          memory[i] ^= std::byte{0x21};
+          const CheckResult wrong = compare(*plan_, source_->rankMemories(), target_->rankMemories(), 2);
+          EXPECT_EQ(wrong.mismatches, 1u) << instance.name << " byte " << i;
+          EXPECT_THAT(wrong.first,
+                      testing::HasSubstr("param '" + instance.name + "': tensor '" + instance.name + "' element "));
+          memory[i] ^= std::byte{0x21};
+        }
+      });
   }
 
-  TemporaryFolder folder_;
   std::unique_ptr<Plan> plan_;
   std::unique_ptr<Memory> source_, target_, stored_; // stored_: of the first target only
 };
@@ -299,11 +287,10 @@ TEST_F(Compare, ManyCodesAreCastAsOne) {
       if (std::string(from) == to)
         continue;
       SCOPED_TRACE(std::string(from) + " -> " + to);
-      compile(std::string("{version: 1, model: {tensors: {w: {shape: [8], dtype: ") + from +
-                  "}}, layouts: {a: {params: {w: {holds: w}}}, b: {params: {w: {holds: w, convert: rne, dtype: " + to +
-                  "}}}}}, source: {layout: a, mesh: {}}, target: {layout: b, mesh: {}}}",
-              folder_ / "p.rplan");
-      ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
+      plan_ = compiledPlan(
+          std::string("{version: 1, model: {tensors: {w: {shape: [8], dtype: ") + from +
+          "}}, layouts: {a: {params: {w: {holds: w}}}, b: {params: {w: {holds: w, convert: rne, dtype: " + to +
+          "}}}}}, source: {layout: a, mesh: {}}, target: {layout: b, mesh: {}}}");
       const SynthesizedValues values(PlanConversions(plan_->manifest()),
                                      *plan_->manifest().endpoints()->Get(1)->params()->Get(0));
       const auto sent = fbs::itemBytes(values.sentDtype), stored = fbs::itemBytes(values.storageDtype);

@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 
 #include "tests/verify/support.h"
-#include "verify/proof/plan_verifier.h"
 
 #include <ctime>
 
@@ -28,23 +27,7 @@ const char *const kSent = R"({version: 1, model: {dtype: bf16, tensors: {a: {sha
 const char *const kRelayed = R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [4096, 4096], shard: {0: tp}}}},
     source: {mesh: {tp: 2}}, target: {mesh: {tp: 1, dp: 3}, ranks: 2..4}, options: {staging: 16MiB, topology: {ranks_per_node: 1}}})";
 
-class PlanVerifier : public testing::Test {
-protected:
-  UnpackedPlan compiled(const char *yaml) const {
-    compile(yaml, folder_ / "good.rplan");
-    return unpack(folder_ / "good.rplan");
-  }
-  VerifyResult proof(const UnpackedPlan &parts) const {
-    pack(parts, folder_ / "altered.rplan");
-    std::unique_ptr<Plan> plan;
-    VerifyResult result;
-    result.error = Plan::open(folder_ / "altered.rplan", plan).message();
-    return plan && result.error.empty() ? verifyPlan(*plan, [](double) {}) : result;
-  }
-  std::string error(const UnpackedPlan &parts) const { return proof(parts).error; }
-
-  TemporaryFolder folder_;
-};
+std::string error(const UnpackedPlan &parts) { return proofOf(parts).error; }
 
 fbs::Operand moved(const fbs::Operand &o, int64_t bytes) {
   return {static_cast<uint64_t>(static_cast<int64_t>(o.offset()) + bytes), o.buffer(), o.shape()};
@@ -66,43 +49,44 @@ fbs::Operand &inputFrom(fbs::SegmentT &segment, uint32_t buffer) {
   throw std::runtime_error("no such operand");
 }
 
-TEST_F(PlanVerifier, GoodPlansAreRight) {
-  EXPECT_EQ(proof(compiled(kJoined)).error, "");
-  EXPECT_EQ(proof(compiled(kJoined)).bytes, 5u * 8 * 4);
-  EXPECT_EQ(proof(compiled(kSent)).error, "");
-  EXPECT_EQ(proof(compiled(kSent)).bytes, 2u * (2 * 8 + 8) * 2);
+TEST(PlanVerifier, GoodPlansAreRight) {
+  EXPECT_EQ(proofOf(compiledParts(kJoined)).error, "");
+  EXPECT_EQ(proofOf(compiledParts(kJoined)).bytes, 5u * 8 * 4);
+  EXPECT_EQ(proofOf(compiledParts(kSent)).error, "");
+  EXPECT_EQ(proofOf(compiledParts(kSent)).bytes, 2u * (2 * 8 + 8) * 2);
 }
 
-TEST_F(PlanVerifier, RefusesASecondWriteOfRightBytes) {
-  UnpackedPlan parts = compiled(kJoined);
+TEST(PlanVerifier, RefusesASecondWriteOfRightBytes) {
+  UnpackedPlan parts = compiledParts(kJoined);
   fbs::SegmentT &segment = *parts.segments[0];
   const fbs::Step s = stepOf(segment, fbs::StepKind::copy);
   const auto first = static_cast<uint32_t>(segment.operands.size());
   for (const uint32_t begin : {s.first_input(), s.first_output()})
     for (uint32_t i = 0; i < s.output_count(); ++i)
       segment.operands.push_back(fbs::Operand(segment.operands[begin + i]));
-  segment.steps.push_back({s.bytes(), s.staging(), first, s.input_count(), first + s.input_count(), s.output_count(),
-                           s.round(), s.peer(), s.message(), s.first_after(), s.after_count(), s.kind(), s.slot(),
-                           s.level(), s.chunk()});
+  segment.steps.push_back(s);
+  raw(segment.steps.back()).firstInput = first;
+  raw(segment.steps.back()).firstOutput = first + s.input_count();
   EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is written twice");
 }
 
-TEST_F(PlanVerifier, RefusesBytesOfAnotherDtype) {
-  UnpackedPlan parts = compiled("{version: 1, model: {tensors: {a: {shape: [5], dtype: fp32}, b: {shape: [5], dtype: "
-                                "i32}}}, source: {mesh: {}}, target: {mesh: {}}}");
+TEST(PlanVerifier, RefusesBytesOfAnotherDtype) {
+  UnpackedPlan parts =
+      compiledParts("{version: 1, model: {tensors: {a: {shape: [5], dtype: fp32}, b: {shape: [5], dtype: "
+                    "i32}}}, source: {mesh: {}}, target: {mesh: {}}}");
   fbs::Operand &input = inputFrom(*parts.segments[0], 1); // 1 and 2 are the source's a and b
-  input = fbs::Operand(input.offset(), 2, input.shape());
+  raw(input).buffer = 2;
   EXPECT_EQ(error(parts), "target rank 0 param 'a' byte 0 is fp32, but comes from i32");
 }
 
-TEST_F(PlanVerifier, NamesAWrongElement) {
+TEST(PlanVerifier, NamesAWrongElement) {
   // Buffers: 0 the arena, 1 a, 2 b, 3 ab. First a is replaced by b; then b is read at a wrong offset.
-  UnpackedPlan parts = compiled(kJoined);
+  UnpackedPlan parts = compiledParts(kJoined);
   fbs::SegmentT &segment = *parts.segments[0];
   fbs::Operand &input = inputFrom(segment, 2);
   fbs::Operand &first = inputFrom(segment, 1);
   const fbs::Operand good = first;
-  first = fbs::Operand(first.offset(), 2, first.shape());
+  raw(first).buffer = 2;
   EXPECT_EQ(
       error(parts),
       "target rank 0 param 'ab' byte 0 must be tensor 'a' element 0, but comes from tensor 'b' element 0 of rank 0");
@@ -112,16 +96,15 @@ TEST_F(PlanVerifier, NamesAWrongElement) {
 }
 
 // Three layers of the same form, on one rank: as they are, and stacked on the target.
-TEST_F(PlanVerifier, LayersOfOneFormAreComparedByTheirTensors) {
+TEST(PlanVerifier, LayersOfOneFormAreComparedByTheirTensors) {
   for (const char *target : {R"("m.{layer}": {holds: "l.{layer}.w"})", R"(m: {holds: "l.{layer}.w", stack: layer})"}) {
     UnpackedPlan parts =
-        compiled((R"({version: 1, model: {dtype: fp32, index: {layer: 3}, tensors: {"l.{layer}.w": [7, 6]},
+        compiledParts(R"({version: 1, model: {dtype: fp32, index: {layer: 3}, tensors: {"l.{layer}.w": [7, 6]},
         layouts: {plain: {params: same}, other: {params: {)" +
-                  std::string(target) + R"(}}}}, source: {layout: plain, mesh: {}},
-        target: {layout: other, mesh: {}}})")
-                     .c_str());
-    EXPECT_EQ(proof(parts).error, "");
-    EXPECT_EQ(proof(parts).bytes, 3u * 7 * 6 * 4);
+                      std::string(target) + R"(}}}}, source: {layout: plain, mesh: {}},
+        target: {layout: other, mesh: {}}})");
+    EXPECT_EQ(proofOf(parts).error, "");
+    EXPECT_EQ(proofOf(parts).bytes, 3u * 7 * 6 * 4);
     auto &list = parts.manifest->endpoints[1]->params[0]->parts;
     list.push_back(std::make_unique<fbs::PartT>(*list[0])); // parts that overlap and agree, in each layer
     EXPECT_EQ(error(parts), "");
@@ -143,26 +126,26 @@ std::string shardsToReplicas() {
          " source: {layout: fsdp, mesh: {fsdp: 4}}, target: {layout: tp, mesh: {tp: 2, dp: 8}, ranks: 4..19}}";
 }
 
-TEST_F(PlanVerifier, ReplicasAreProvenByTheirDifferences) {
-  const VerifyResult good = proof(compiled(shardsToReplicas().c_str()));
+TEST(PlanVerifier, ReplicasAreProvenByTheirDifferences) {
+  const VerifyResult good = proofOf(compiledParts(shardsToReplicas()));
   EXPECT_EQ(good.error, "");
   EXPECT_EQ(good.bytes, 16u * (40 * 64 + 8 * 780) * 16 * 2);
   EXPECT_EQ(good.replicas, 4u + 14u - 1u)
       << "the ranks of the source, which have no targets, and all replicas but one of each kind";
 }
 
-TEST_F(PlanVerifier, ReplicasWhoseMessagesEndElsewhere) {
-  const UnpackedPlan parts = compiled("{version: 1, model: " RESHARD_SOURCE_DIR "/examples/models/qwen3-0.6b.yaml,"
-                                      " source: {layout: fsdp2, mesh: {fsdp: 32}},"
-                                      " target: {layout: vllm, mesh: {tp: 4, dp: 8}, ranks: 32..63}}");
-  const VerifyResult result = proof(parts);
+TEST(PlanVerifier, ReplicasWhoseMessagesEndElsewhere) {
+  const UnpackedPlan parts = compiledParts("{version: 1, model: " RESHARD_SOURCE_DIR "/examples/models/qwen3-0.6b.yaml,"
+                                           " source: {layout: fsdp2, mesh: {fsdp: 32}},"
+                                           " target: {layout: vllm, mesh: {tp: 4, dp: 8}, ranks: 32..63}}");
+  const VerifyResult result = proofOf(parts);
   EXPECT_EQ(result.error, "");
   EXPECT_EQ(result.bytes, parts.manifest->bytes_target);
   EXPECT_GT(result.moves, parts.manifest->transfers) << "no transfer is cut: the test needs another job";
   EXPECT_EQ(result.replicas, 31u + 28u);
 }
 
-TEST_F(PlanVerifier, AWrongReplicaIsFound) {
+TEST(PlanVerifier, AWrongReplicaIsFound) {
   const size_t rank = 18; // the last replica of tp rank 0
   auto outputs = [&](UnpackedPlan &parts, auto visit) {
     fbs::SegmentT &segment = *parts.segments[rank];
@@ -171,7 +154,7 @@ TEST_F(PlanVerifier, AWrongReplicaIsFound) {
         visit(segment.operands[step.first_output() + i]);
   };
   { // one output is written twice, another one never
-    UnpackedPlan parts = compiled(shardsToReplicas().c_str());
+    UnpackedPlan parts = compiledParts(shardsToReplicas());
     fbs::Operand first;
     int count = 0;
     outputs(parts, [&](fbs::Operand &output) {
@@ -187,7 +170,7 @@ TEST_F(PlanVerifier, AWrongReplicaIsFound) {
     EXPECT_THAT(error(parts), testing::HasSubstr("target rank 18 param 't0' byte"));
   }
   { // two outputs of the same size are exchanged
-    UnpackedPlan parts = compiled(shardsToReplicas().c_str());
+    UnpackedPlan parts = compiledParts(shardsToReplicas());
     std::vector<fbs::Operand *> all;
     outputs(parts, [&](fbs::Operand &output) { all.push_back(&output); });
     bool exchanged = false;
@@ -202,8 +185,8 @@ TEST_F(PlanVerifier, AWrongReplicaIsFound) {
   }
 }
 
-TEST_F(PlanVerifier, NamesMissingAndRepeatedBytes) {
-  UnpackedPlan parts = compiled(kJoined);
+TEST(PlanVerifier, NamesMissingAndRepeatedBytes) {
+  UnpackedPlan parts = compiledParts(kJoined);
   fbs::SegmentT &segment = *parts.segments[0];
   const fbs::Step copy = stepOf(segment, fbs::StepKind::copy);
   // Move the output at offset 0 by 4 bytes.
@@ -212,15 +195,15 @@ TEST_F(PlanVerifier, NamesMissingAndRepeatedBytes) {
       out = moved(out, 4);
   EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is never written");
 
-  parts = compiled(kJoined);
+  parts = compiledParts(kJoined);
   for (uint32_t i = 0; i < copy.output_count(); ++i)
     if (fbs::Operand &out = parts.segments[0]->operands[copy.first_output() + i]; out.offset() != 0)
       out = fbs::Operand(0, out.buffer(), out.shape());
   EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is written twice");
 }
 
-TEST_F(PlanVerifier, RelayedParamsMustHaveArrived) {
-  UnpackedPlan parts = compiled(kRelayed);
+TEST(PlanVerifier, RelayedParamsMustHaveArrived) {
+  UnpackedPlan parts = compiledParts(kRelayed);
   EXPECT_EQ(error(parts), "");
   int altered = 0;
   for (size_t rank = 2; rank < parts.segments.size(); ++rank) {
@@ -245,10 +228,10 @@ TEST_F(PlanVerifier, RelayedParamsMustHaveArrived) {
   EXPECT_GE(altered, 2);
 }
 
-TEST_F(PlanVerifier, CopiesMustReadTheSource) {
+TEST(PlanVerifier, CopiesMustReadTheSource) {
   // A copy of the target onto itself writes each byte once, from the right position, but nothing has written that
   // position.
-  UnpackedPlan parts = compiled(kJoined);
+  UnpackedPlan parts = compiledParts(kJoined);
   fbs::SegmentT &segment = *parts.segments[0];
   const fbs::Step copy = stepOf(segment, fbs::StepKind::copy);
   for (uint32_t i = 0; i < copy.input_count(); ++i) {
@@ -265,7 +248,7 @@ TEST_F(PlanVerifier, CopiesMustReadTheSource) {
   EXPECT_THAT(error(parts),
               testing::HasSubstr("step 1 operand 1: reads the arena, expected the step to wait for its writers"));
 
-  parts = compiled(kJoined);
+  parts = compiledParts(kJoined);
   parts.manifest->arena_bytes = parts.segments[0]->arena_bytes = 4096;
   fbs::Operand &output = parts.segments[0]->operands[copy.first_output()];
   output = fbs::Operand(0, 0, output.shape());
@@ -277,8 +260,8 @@ TEST_F(PlanVerifier, CopiesMustReadTheSource) {
 
 // One rank of a node of four holds all elements, and the other three relay most of them in several phases, which reuse
 // the same arena bytes.
-TEST_F(PlanVerifier, RelayedArenaBytesMustHaveArrived) {
-  UnpackedPlan parts = compiled(
+TEST(PlanVerifier, RelayedArenaBytesMustHaveArrived) {
+  UnpackedPlan parts = compiledParts(
       R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [96, 64], shard: {1: tp}}, b: {shape: [4, 50], shard: {0: tp}}}}, source: {mesh: {tp: 1}},
       target: {mesh: {tp: 4}, ranks: 4..7}, options: {staging: 4KiB, topology: {ranks_per_node: 4, nics: {per_node: 4, rate: 1MB/s, latency: 1ns}}}})");
   ASSERT_EQ(error(parts), "");
@@ -319,8 +302,8 @@ TEST_F(PlanVerifier, RelayedArenaBytesMustHaveArrived) {
 
 // A relay receives layers 0 and 1 of experts 0 and 2 in one output. Each layer comes from a buffer of its own, so that
 // its bytes are not contiguous in the arena, but the output is.
-TEST_F(PlanVerifier, RelayedOutputsMayComeFromSeveralBuffers) {
-  const VerifyResult result = proof(compiled(
+TEST(PlanVerifier, RelayedOutputsMayComeFromSeveralBuffers) {
+  const VerifyResult result = proofOf(compiledParts(
       R"({version: 1, model: {dtype: fp32, index: {layer: 3, expert: 3}, tensors: {"l.{layer}.e.{expert}.w": [7, 6]}, layouts: {
         s: {params: {"e.{expert}": {holds: "l.{layer}.e.{expert}.w", stack: layer}}}, t: {params: {"l.{layer}.{expert}": {holds: "l.{layer}.e.{expert}.w"}}}}},
         source: {layout: s, mesh: {pp: 2}, place: {layer: {axis: pp, sizes: [2, 1]}}},
@@ -330,8 +313,8 @@ TEST_F(PlanVerifier, RelayedOutputsMayComeFromSeveralBuffers) {
   EXPECT_EQ(result.bytes, 9072u);
 }
 
-TEST_F(PlanVerifier, PaddingIsZerosAndNothingElseIs) {
-  UnpackedPlan parts = compiled(kJoined);
+TEST(PlanVerifier, PaddingIsZerosAndNothingElseIs) {
+  UnpackedPlan parts = compiledParts(kJoined);
   fbs::SegmentT &segment = *parts.segments[0];
   fbs::Operand &filled = segment.operands[stepOf(segment, fbs::StepKind::fill).first_output()];
   fbs::Operand good = filled;
@@ -346,16 +329,16 @@ TEST_F(PlanVerifier, PaddingIsZerosAndNothingElseIs) {
   EXPECT_NE(error(parts), "");
 }
 
-TEST_F(PlanVerifier, DtypesMustAgree) {
-  UnpackedPlan parts = compiled(kJoined); // fp32 and i32 have 4 bytes
+TEST(PlanVerifier, DtypesMustAgree) {
+  UnpackedPlan parts = compiledParts(kJoined); // fp32 and i32 have 4 bytes
   for (auto &param : parts.manifest->endpoints[1]->params)
     param->dtype = fbs::DType::i32;
   EXPECT_THAT(error(parts),
               testing::EndsWith("endpoint 'target' param 'ab' has dtype i32, expected fp32 as in tensor 'a'"));
 }
 
-TEST_F(PlanVerifier, LayoutsWithHolesOrContradictionsProveNothing) {
-  UnpackedPlan parts = compiled(kJoined);
+TEST(PlanVerifier, LayoutsWithHolesOrContradictionsProveNothing) {
+  UnpackedPlan parts = compiledParts(kJoined);
   auto &list = parts.manifest->endpoints[1]->params[0]->parts;
   ASSERT_GE(list.size(), 3u); // a, b, padding
   const auto pattern = list[1]->pattern;
@@ -370,18 +353,18 @@ TEST_F(PlanVerifier, LayoutsWithHolesOrContradictionsProveNothing) {
   EXPECT_EQ(error(parts), "target rank 0 param 'ab' byte 0 is covered by no part of its layout");
 
   // Two tensor dimensions in one dimension of the param: positions would exceed it.
-  parts = compiled(kJoined);
+  parts = compiledParts(kJoined);
   auto &first = parts.manifest->endpoints[1]->params[0]->parts[0]->dimensions;
   first[1] = fbs::PartDimension(first[1].sharding(), first[0].param());
   EXPECT_NE(error(parts), "");
 }
 
-TEST_F(PlanVerifier, AbsentVectorsAreEmpty) {
+TEST(PlanVerifier, AbsentVectorsAreEmpty) {
   // After repacking, a scalar's part has no dimensions vector and an idle rank has no vectors at all.
-  const UnpackedPlan parts = compiled(
+  const UnpackedPlan parts = compiledParts(
       R"({version: 1, world: 3, model: {dtype: fp32, tensors: {s: []}}, source: {mesh: {}}, target: {mesh: {}, ranks: [1]}})");
-  EXPECT_EQ(proof(parts).error, "");
-  EXPECT_EQ(proof(parts).bytes, 4u);
+  EXPECT_EQ(proofOf(parts).error, "");
+  EXPECT_EQ(proofOf(parts).bytes, 4u);
 }
 
 // Columns of 64 tensors of 7168 rows, stacked: 29 million rows, in 4096 moves. Measured in CPU time.
@@ -390,18 +373,18 @@ const char *const kColumns =
     whole: {place: {x: ep}, params: {"t.{x}": {holds: "t.{x}"}}}, columns: {params: {w: {stack: x, holds: "t.{x}", shard: {2: tp}}}}}},
     source: {layout: whole, mesh: {ep: 64}}, target: {layout: columns, mesh: {tp: 8, dp: 8}, ranks: 0..63}})";
 
-TEST_F(PlanVerifier, ColumnsAreProvenAsColumns) {
-  const UnpackedPlan parts = compiled(kColumns);
+TEST(PlanVerifier, ColumnsAreProvenAsColumns) {
+  const UnpackedPlan parts = compiledParts(kColumns);
   const std::clock_t begin = std::clock();
-  const VerifyResult result = proof(parts);
+  const VerifyResult result = proofOf(parts);
   EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 1.0);
   EXPECT_EQ(result.error, "");
   EXPECT_EQ(result.moves, 64u * 64);
   EXPECT_EQ(result.bytes, uint64_t{64} * 7168 * 2048 * 8);
 }
 
-TEST_F(PlanVerifier, NamesAMisplacedColumn) {
-  UnpackedPlan parts = compiled(
+TEST(PlanVerifier, NamesAMisplacedColumn) {
+  UnpackedPlan parts = compiledParts(
       R"({version: 1, model: {dtype: fp32, tensors: {t: [100, 8]}, layouts: {whole: {params: {t: {holds: t}}}, columns: {params: {t: {holds: t, shard: {1: tp}}}}}},
       source: {layout: columns, mesh: {tp: 2}}, target: {layout: whole, mesh: {}, ranks: [2]}})");
   ASSERT_EQ(error(parts), "");
@@ -418,7 +401,7 @@ TEST_F(PlanVerifier, NamesAMisplacedColumn) {
     if (operand.offset() == 16)
       operand = moved(operand, -16);
   EXPECT_EQ(error(parts), "target rank 2 param 't' byte 0 is written twice");
-  parts = compiled(
+  parts = compiledParts(
       R"({version: 1, model: {dtype: fp32, tensors: {t: [100, 8]}, layouts: {whole: {params: {t: {holds: t}}}, columns: {params: {t: {holds: t, shard: {1: tp}}}}}},
       source: {layout: whole, mesh: {}}, target: {layout: columns, mesh: {tp: 2}, ranks: 1..2}})");
   ASSERT_EQ(error(parts), "");
@@ -430,26 +413,23 @@ TEST_F(PlanVerifier, NamesAMisplacedColumn) {
       "target rank 1 param 't' byte 16 must be tensor 't' element 8, but comes from tensor 't' element 7 of rank 0");
 }
 
-TEST_F(PlanVerifier, MessagesMustPair) {
-  UnpackedPlan parts = compiled(kSent);
-  fbs::Step &send = stepOf(*parts.segments[0], fbs::StepKind::send);
-  const fbs::Step s = send;
-  auto altered = [&](uint32_t peer, uint32_t message) {
-    return fbs::Step(s.bytes(), s.staging(), s.first_input(), s.input_count(), s.first_output(), s.output_count(),
-                     s.round(), peer, message, s.first_after(), s.after_count(), s.kind(), 0, 0, 0);
-  };
-  send = altered(s.peer() == 2 ? 3 : 2, s.message());
+TEST(PlanVerifier, MessagesMustPair) {
+  UnpackedPlan parts = compiledParts(kSent);
+  test::RawStep &send = raw(stepOf(*parts.segments[0], fbs::StepKind::send));
+  ASSERT_EQ(send.peer, 2u);
+  send.peer = 3;
   EXPECT_EQ(error(parts), "message 0 from rank 0 to rank 2: found peers 3 and 0, expected each other");
-  send = altered(s.peer(), 1 - s.message());
+  send.peer = 2;
+  send.message = 1 - send.message;
   EXPECT_NE(error(parts).find("is sent twice"), std::string::npos) << error(parts);
 }
 
-TEST_F(PlanVerifier, FilesWrittenBySeveralRanksAreVerified) {
+TEST(PlanVerifier, FilesWrittenBySeveralRanksAreVerified) {
   const char *yaml = R"({version: 1, model: {dtype: bf16, tensors: {a: {shape: [4, 8], shard: {0: tp}}, n: [8]}},
       source: {mesh: {tp: 2}}, target: {storage: out}})";
-  UnpackedPlan parts = compiled(yaml);
-  EXPECT_EQ(proof(parts).error, "");
-  EXPECT_EQ(proof(parts).bytes, (4u * 8 + 8) * 2);
+  UnpackedPlan parts = compiledParts(yaml);
+  EXPECT_EQ(proofOf(parts).error, "");
+  EXPECT_EQ(proofOf(parts).bytes, (4u * 8 + 8) * 2);
   fbs::SegmentT &segment = *parts.segments[1];
   fbs::Operand &out = segment.operands[stepOf(segment, fbs::StepKind::copy).first_output()];
   out = moved(out, -2);

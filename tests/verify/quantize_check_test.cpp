@@ -75,7 +75,7 @@ class QuantizedPlan : public testing::Test {
 protected:
   void open(const std::string &yaml) {
     compile(yaml, folder_ / "p.rplan");
-    ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
+    plan_ = openPlan(folder_ / "p.rplan");
     source_ = std::make_unique<Memory>(*plan_);
     target_ = std::make_unique<Memory>(*plan_);
     ASSERT_EQ(source_->allocate(0).message(), "");
@@ -86,11 +86,10 @@ protected:
   const fbs::Endpoint &endpoint(uint32_t number) const { return *plan_->manifest().endpoints()->Get(number); }
 
   template <class Visit> void forEachBound(const MeshRankMemory &rankMemory, Visit visit) const {
-    for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
-      if (!endpoint(rankMemory.endpoint).params()->Get(p)->view())
-        for (const fbs::ParamInstance &instance :
-             fbs::instances(plan_->manifest(), endpoint(rankMemory.endpoint), p, rankMemory.meshRank))
-          visit(instance, rankMemory.params[p][instance.instance]);
+    tests::forEachBound(*plan_, rankMemory, visit);
+  }
+  CheckResult compareSides(unsigned threads = 2, const CompareWatch &watch = {}) const {
+    return compare(*plan_, source_->rankMemories(), target_->rankMemories(), threads, watch);
   }
   std::byte *find(const MeshRankMemory &rankMemory, const std::string &name) const {
     std::byte *found = nullptr;
@@ -108,13 +107,7 @@ protected:
         << reshard_error(executor);
     for (const Memory *memory : {source_.get(), target_.get()})
       for (const MeshRankMemory &rankMemory : memory->rankMemories())
-        forEachBound(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *at) {
-          const uint32_t rank = endpoint(rankMemory.endpoint).ranks()->Get(rankMemory.meshRank);
-          ASSERT_EQ(reshard_bind(executor, rankMemory.endpoint, rank, instance.name.c_str(), at,
-                                 static_cast<uint64_t>(instance.bytes)),
-                    RESHARD_OK)
-              << reshard_error(executor);
-        });
+        bindAll(executor, *plan_, rankMemory);
     ASSERT_EQ(reshard_prepare(executor), RESHARD_OK) << reshard_error(executor);
     ASSERT_EQ(reshard_run(executor, 60, nullptr), RESHARD_OK) << reshard_error(executor);
     reshard_close(executor);
@@ -138,7 +131,7 @@ TEST_F(QuantizedPlan, TheCheckFindsEveryWrongByte) {
     ASSERT_EQ(counts.params.size(), 1u);
     EXPECT_EQ(counts.params.begin()->first, by);
     EXPECT_EQ(counts.params.begin()->second.begin()->second, 8); // two layers on four mesh ranks
-    const CheckResult compared = compare(*plan_, source_->rankMemories(), target_->rankMemories(), 2);
+    const CheckResult compared = compareSides();
     EXPECT_EQ(compared.mismatches, 0u) << compared.first;
     EXPECT_EQ(compared.ambiguity, "");
     for (const MeshRankMemory &rankMemory : target_->rankMemories()) {
@@ -159,7 +152,7 @@ TEST_F(QuantizedPlan, TheCheckFindsEveryWrongByte) {
           EXPECT_EQ(bad.mismatches, 1u) << instance.name << " byte " << i;
           EXPECT_THAT(bad.first, testing::HasSubstr("param '" + instance.name + "' element ")) << bad.first;
           if (i == 0) {
-            EXPECT_EQ(compare(*plan_, source_->rankMemories(), target_->rankMemories(), 1).mismatches, 1u);
+            EXPECT_EQ(compareSides(1).mismatches, 1u);
           }
           memory[i] ^= std::byte{0x10};
         }
@@ -189,7 +182,7 @@ TEST_F(QuantizedPlan, LargeParamsAreCheckedInBands) {
       const int64_t item = fbs::itemBytes(endpoint(1).params()->Get(instance.param)->dtype());
       for (const int64_t at : {int64_t{0}, instance.bytes / 2, instance.bytes - 1}) {
         memory[at] ^= std::byte{0x10};
-        const CheckResult bad = compare(*plan_, source_->rankMemories(), target_->rankMemories(), 2);
+        const CheckResult bad = compareSides();
         EXPECT_EQ(bad.mismatches, 1u) << instance.name << " byte " << at;
         EXPECT_THAT(bad.first,
                     testing::HasSubstr("param '" + instance.name + "' element " + std::to_string(at / item) + " "));
@@ -207,11 +200,10 @@ TEST_F(QuantizedPlan, ThereIsRoomForLessThanOneCopy) {
     run();
     CompareWatch watch;
     watch.copies = 100;
-    EXPECT_EQ(compare(*plan_, source_->rankMemories(), target_->rankMemories(), 4, watch).mismatches, 0u);
+    EXPECT_EQ(compareSides(4, watch).mismatches, 0u);
     forEachBound(target_->rankMemories()[2], [&](const fbs::ParamInstance &instance, std::byte *memory) {
       memory[1] ^= std::byte{0x10};
-      EXPECT_EQ(compare(*plan_, source_->rankMemories(), target_->rankMemories(), 4, watch).mismatches, 1u)
-          << instance.name;
+      EXPECT_EQ(compareSides(4, watch).mismatches, 1u) << instance.name;
       memory[1] ^= std::byte{0x10};
     });
   }
@@ -268,13 +260,13 @@ TEST_F(QuantizedPlan, OfAStackTheMatricesOfATensorAreRead) {
       EXPECT_EQ(reference.copiedBytes("e.3"), 3u * 2 * 64 * 96);
     }
     for (const unsigned threads : {1, 4}) {
-      const CheckResult good = compare(*plan_, source_->rankMemories(), target_->rankMemories(), threads);
+      const CheckResult good = compareSides(threads);
       EXPECT_EQ(good.mismatches, 0u) << good.first;
       EXPECT_GE(good.checkedBytes, (to.empty() ? 2u : 1u) * (16 + 1) * 64 * 96);
     }
     forEachBound(target_->rankMemories()[0], [&](const fbs::ParamInstance &instance, std::byte *memory) {
       memory[instance.bytes - 1] ^= std::byte{0x10};
-      const CheckResult bad = compare(*plan_, source_->rankMemories(), target_->rankMemories(), 2);
+      const CheckResult bad = compareSides();
       EXPECT_EQ(bad.mismatches, 1u) << instance.name;
       memory[instance.bytes - 1] ^= std::byte{0x10};
     });
@@ -291,7 +283,7 @@ TEST_F(QuantizedPlan, EachMatrixIsDequantizedOnceForATensorInAnotherOrder) {
   watch.copies = 100;
   CheckResult good;
   const Status inTime = WorkDeadline::run("the check", 20, [&] {
-    good = compare(*plan_, source_->rankMemories(), target_->rankMemories(), 2, watch);
+    good = compareSides(2, watch);
     return Status();
   });
   EXPECT_TRUE(inTime.ok()) << inTime.message();
@@ -356,8 +348,7 @@ TEST_F(QuantizedPlan, TwoValuesOfOneElementCannotBeChecked) {
   run();
   EXPECT_THAT(check(*plan_, target_->rankMemories()[0], 5, 1).ambiguity,
               testing::HasSubstr("hold tensor 'w' give two different values for element "));
-  EXPECT_THAT(compare(*plan_, source_->rankMemories(), target_->rankMemories(), 1).ambiguity,
-              testing::HasSubstr("hold tensor 'w' give two different values for element "));
+  EXPECT_THAT(compareSides(1).ambiguity, testing::HasSubstr("hold tensor 'w' give two different values for element "));
   EXPECT_THAT(compareReplicas(*plan_, source_->rankMemories(), 1).skipped, testing::ElementsAre("w"));
 }
 
@@ -403,18 +394,12 @@ TEST_F(QuantizedPlan, ViewsAreNeitherListedNorStored) {
 }
 
 TEST_F(QuantizedPlan, TheVerifierFollowsViews) {
-  auto error = [&](const UnpackedPlan &parts) {
-    pack(parts, folder_ / "altered.rplan");
-    std::unique_ptr<Plan> plan;
-    const std::string refused = Plan::open(folder_ / "altered.rplan", plan).message();
-    return refused.empty() ? verifyPlan(*plan, [](double) {}).error : refused;
-  };
+  auto error = [](const UnpackedPlan &parts) { return proofOf(parts).error; };
   const char *const kWhole =
       R"({version: 1, model: {dtype: bf16, tensors: {w: [64, 64], v: [64, 64]}}, source: {mesh: {}}, target: {mesh: {}, quantize: HOW}})";
   auto compiled = [&](const std::string &how) {
     std::string yaml = kWhole;
-    compile(yaml.replace(yaml.find("HOW"), 3, how), folder_ / "good.rplan");
-    return unpack(folder_ / "good.rplan");
+    return compiledParts(yaml.replace(yaml.find("HOW"), 3, how));
   };
   auto param = [](UnpackedPlan &parts, uint32_t e, const std::string &name) -> fbs::ParamT & {
     for (auto &each : parts.manifest->endpoints[e]->params)
@@ -428,7 +413,7 @@ TEST_F(QuantizedPlan, TheVerifierFollowsViews) {
   fbs::SegmentT &segment = *parts.segments[0];
   for (fbs::Operand &operand : segment.operands)
     if (operand.buffer() == 2)
-      operand = fbs::Operand(operand.offset(), 1, operand.shape());
+      raw(operand).buffer = 1;
   EXPECT_EQ(error(parts), "target rank 0 param 'v (elements)' byte 0 must be tensor 'v' element 0, but comes from "
                           "tensor 'w' element 0 of rank 0");
 

@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 
 #include "tests/verify/support.h"
-#include "verify/proof/plan_verifier.h"
 
 #include <ctime>
 
@@ -28,21 +27,12 @@ std::string job(const char *format, const char *staging) {
 class StagedRows : public testing::TestWithParam<const char *> {
 protected:
   void SetUp() override { use("64KiB"); }
-  void use(const char *staging) {
-    compile(job(GetParam(), staging).c_str(), folder_ / "good.rplan");
-    parts_ = unpack(folder_ / "good.rplan");
-  }
-  std::string error() const {
-    pack(parts_, folder_ / "altered.rplan");
-    std::unique_ptr<Plan> plan;
-    std::string error = Plan::open(folder_ / "altered.rplan", plan).message();
-    return plan && error.empty() ? verifyPlan(*plan, [](double) {}).error : error;
-  }
+  void use(const char *staging) { parts_ = compiledParts(job(GetParam(), staging)); }
+  std::string error() const { return proofOf(parts_).error; }
   bool fromArena(const fbs::SegmentT &segment, const fbs::Step &step) const {
     return step.kind() == fbs::StepKind::copy && segment.operands[step.first_input()].buffer() == 0;
   }
 
-  TemporaryFolder folder_;
   UnpackedPlan parts_;
 };
 
@@ -91,7 +81,7 @@ TEST_P(StagedRows, EachOffsetMatters) {
       if (operand.buffer() != 0 || operand.offset() < 256)
         continue;
       const fbs::Operand right = operand;
-      operand = fbs::Operand(right.offset() - 256, 0, right.shape());
+      raw(operand).offset -= 256;
       EXPECT_NE(error(), "") << "operand at " << right.offset();
       operand = right;
       if (++altered == 24)
@@ -107,7 +97,7 @@ TEST_P(StagedRows, TheLoaderRefusesPartsOfRows) {
         continue;
       fbs::Operand &output = segment->operands[step.first_output()];
       const fbs::Operand right = output;
-      output = fbs::Operand(right.offset() + 2, right.buffer(), right.shape());
+      raw(output).offset += 2;
       EXPECT_THAT(error(),
                   testing::AnyOf(testing::HasSubstr("whole rows of blocks"), testing::HasSubstr("expected them in")));
       output = right;
@@ -120,9 +110,7 @@ TEST_P(StagedRows, TheLoaderRefusesMessagesInStagedRows) {
   fbs::SegmentT &segment = *parts_.segments[4];
   for (fbs::Step &step : segment.steps)
     if (step.kind() == fbs::StepKind::recv && step.staging() != UINT64_MAX) {
-      step = fbs::Step(step.bytes(), 0, step.first_input(), step.input_count(), step.first_output(),
-                       step.output_count(), step.round(), step.peer(), step.message(), step.first_after(),
-                       step.after_count(), step.kind(), step.slot(), step.level(), step.chunk());
+      raw(step).staging = 0;
       EXPECT_THAT(error(), testing::AnyOf(testing::HasSubstr("elements to quantize are staged before"),
                                           testing::HasSubstr("overwrites arena bytes")));
       return;
@@ -135,13 +123,10 @@ INSTANTIATE_TEST_SUITE_P(Formats, StagedRows, testing::Values("mxfp8", "block_fp
 
 // Columns of 32 tensors from 32 ranks, 59 million rows in the arenas, in 8192 moves. Measured in CPU time.
 TEST(StagedColumns, AreProvenAsColumns) {
-  const TemporaryFolder folder;
-  compile(R"({version: 1, model: {dtype: bf16, index: {x: 32}, tensors: {"t.{x}": [7168, 2048]}, layouts: {
+  const std::unique_ptr<Plan> plan = compiledPlan(
+      R"({version: 1, model: {dtype: bf16, index: {x: 32}, tensors: {"t.{x}": [7168, 2048]}, layouts: {
       s: {params: {"t.{x}": {holds: "t.{x}", shard: {1: tp}}}}, t: {params: {w: {stack: x, holds: "t.{x}", shard: {2: tp}}}}}},
-      source: {layout: s, mesh: {tp: 32}}, target: {layout: t, mesh: {tp: 4, dp: 8}, ranks: 0..31, quantize: {format: block_fp8, by: receiver}}})",
-          folder / "good.rplan");
-  std::unique_ptr<Plan> plan;
-  ASSERT_EQ(Plan::open(folder / "good.rplan", plan).message(), "");
+      source: {layout: s, mesh: {tp: 32}}, target: {layout: t, mesh: {tp: 4, dp: 8}, ranks: 0..31, quantize: {format: block_fp8, by: receiver}}})");
   const std::clock_t begin = std::clock();
   const VerifyResult result = verifyPlan(*plan, [](double) {});
   EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 1.0);
@@ -151,17 +136,10 @@ TEST(StagedColumns, AreProvenAsColumns) {
 
 // Steps that quantize nvfp4 elements on arrival wait for the tensor scale.
 TEST(TensorScales, AreWaitedFor) {
-  const TemporaryFolder folder;
-  compile("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [64, 96], shard: {0: tp}}}}, source: {mesh: {tp: "
-          "2}}, target: {mesh: {tp: 1}, ranks: 2..2, quantize: nvfp4}}",
-          folder / "good.rplan");
-  UnpackedPlan parts = unpack(folder / "good.rplan");
-  auto error = [&] {
-    pack(parts, folder / "altered.rplan");
-    std::unique_ptr<Plan> plan;
-    std::string text = Plan::open(folder / "altered.rplan", plan).message();
-    return plan && text.empty() ? verifyPlan(*plan, [](double) {}).error : text;
-  };
+  UnpackedPlan parts =
+      compiledParts("{version: 1, model: {dtype: bf16, tensors: {a: {shape: [64, 96], shard: {0: tp}}}}, "
+                    "source: {mesh: {tp: 2}}, target: {mesh: {tp: 1}, ranks: 2..2, quantize: nvfp4}}");
+  auto error = [&] { return proofOf(parts).error; };
   EXPECT_EQ(error(), "");
   int altered = 0;
   fbs::SegmentT &segment = *parts.segments[2];

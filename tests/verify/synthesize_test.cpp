@@ -41,12 +41,12 @@ protected:
   }
   void reopen() {
     target_.reset();
-    ASSERT_EQ(Plan::open(folder_ / "p.rplan", plan_).message(), "");
+    plan_ = openPlan(folder_ / "p.rplan");
     target_ = std::make_unique<Memory>(*plan_);
     ASSERT_EQ(target_->allocate(1).message(), "");
     for (const MeshRankMemory &rankMemory : target_->rankMemories()) {
       synthesize(*plan_, rankMemory, 5, 2);
-      forEachInstance(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
+      forEachBound(*plan_, rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
         const fbs::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(1);
         const int64_t item = fbs::itemBytes(endpoint.params()->Get(instance.param)->dtype());
         fbs::forEachRange(
@@ -59,12 +59,6 @@ protected:
             });
       });
     }
-  }
-  template <class Visit> void forEachInstance(const MeshRankMemory &rankMemory, Visit visit) {
-    const fbs::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(rankMemory.endpoint);
-    for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
-      for (const fbs::ParamInstance &instance : fbs::instances(plan_->manifest(), endpoint, p, rankMemory.meshRank))
-        visit(instance, rankMemory.params[p][instance.instance]);
   }
 
   TemporaryFolder folder_;
@@ -90,7 +84,7 @@ TEST_F(Check, FindsEverySingleWrongByte) {
       EXPECT_EQ(good.mismatches, 0u) << good.first;
       EXPECT_EQ(good.first, "");
       uint64_t bytes = 0;
-      forEachInstance(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
+      forEachBound(*plan_, rankMemory, [&](const fbs::ParamInstance &instance, std::byte *memory) {
         bytes += static_cast<uint64_t>(instance.bytes);
         for (int64_t i = 0; i < instance.bytes; ++i) {
           memory[i] ^= std::byte{0x40};
@@ -111,9 +105,8 @@ TEST_F(Check, NamesTheWrongElement) {
   const MeshRankMemory &rankMemory = target_->rankMemories()[1];
   // w on rank 1 is [2 experts, 2 of g and u, 4]: expert 1's row of g begins at element 8 of w, and is row 1 of g.
   uint32_t w = 0;
-  forEachInstance(rankMemory, [&](const fbs::ParamInstance &instance, std::byte *) {
-    w = instance.name == "w" ? instance.param : w;
-  });
+  forEachBound(*plan_, rankMemory,
+               [&](const fbs::ParamInstance &instance, std::byte *) { w = instance.name == "w" ? instance.param : w; });
   const uint16_t expected = static_cast<uint16_t>(elementHash(tensorKey("e.1.g", 5), 4));
   const uint16_t found = static_cast<uint16_t>(expected ^ 0x0100);
   std::memcpy(rankMemory.params[w][0] + 2 * 9, &found, 2);
