@@ -7,7 +7,6 @@
 #include "schema/manifest.h"
 #include "tests/executor/local_messenger.h"
 #include "tests/executor/ranks.h"
-#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
@@ -17,13 +16,10 @@ namespace reshard::pull {
 
 using Clock = std::chrono::steady_clock;
 
-inline Deadline in(double seconds) {
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
 /// Whether a condition holds within 10 s.
 inline bool soon(const std::function<bool()> &condition) {
-  for (const Deadline deadline = in(10); !condition(); std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+  for (const Deadline deadline = deadlineIn(10); !condition();
+       std::this_thread::sleep_for(std::chrono::milliseconds(1)))
     if (passed(deadline))
       return false;
   return true;
@@ -80,8 +76,7 @@ protected:
   };
 
   void compile(const std::string &job) {
-    tests::compile(job, folder / "plan");
-    ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+    plan = tests::compiledPlan(job);
     Result<Fleet> found = Fleet::of(*plan);
     ASSERT_EQ(found.status().message(), "");
     fleet = *found;
@@ -103,7 +98,7 @@ protected:
                         },
                         .rangeBytes = rangeBytes};
     process->transport = std::make_unique<PullTransport>(std::move(options));
-    EXPECT_EQ(process->transport->prepare(*plan, {process->memory.local}, in(10)).message(), "");
+    EXPECT_EQ(process->transport->prepare(*plan, {process->memory.local}, deadlineIn(10)).message(), "");
     const auto local = [this, planRank = fleet.planRank(worldRank)](uint32_t endpoint, uint32_t meshRank) {
       return plan->manifest().endpoints()->Get(endpoint)->ranks()->Get(meshRank) == planRank;
     };
@@ -126,23 +121,55 @@ protected:
     for (uint32_t i = 0; i < fleet.replicaRanks(); ++i)
       start(fleet.worldRank(replica, i));
   }
+  /// Ends all processes, and forgets what they have said.
+  void end() {
+    processes.clear();
+    store.clear();
+    expected.clear();
+  }
   void publish(uint64_t version) {
     for (const uint32_t rank : fleet.sources())
       publish(rank, version);
   }
-  void publish(uint32_t rank, uint64_t version) {
+  void publish(uint32_t rank, uint64_t version) { publish(rank, version, version); }
+  /// Publishes other values than those that have the seed `version`.
+  void publish(uint32_t rank, uint64_t version, uint64_t seed) {
     Process &process = *processes[rank];
-    process.memory.fill(version);
-    EXPECT_EQ(
-        process.transport->publish(
-                             version, [] { return Status(); }, [&] { return process.digests->sourceDigests(); })
-            .message(),
-        "");
+    process.memory.fill(seed);
+    EXPECT_EQ(process.transport->publish(version, none, [&] { return process.digests->sourceDigests(); }).message(),
+              "");
+  }
+  /// The same number as that of an earlier version, for other values.
+  void publishAgain(uint64_t version) {
+    constexpr uint64_t kSeed = 99;
+    expected[version] = tests::copied(*plan, kSeed);
+    for (const uint32_t rank : fleet.sources())
+      publish(rank, version, kSeed);
+  }
+  void publishWithoutDigests(uint32_t rank, uint64_t version) {
+    processes[rank]->memory.fill(version);
+    EXPECT_EQ(processes[rank]->transport->publish(version, none).message(), "");
   }
   void release(double seconds = 10) {
     for (const uint32_t rank : fleet.sources())
-      EXPECT_EQ(processes[rank]->transport->release(in(seconds)).message(), "");
+      EXPECT_EQ(processes[rank]->transport->release(deadlineIn(seconds)).message(), "");
   }
+  /// What the coordinator tells a source rank of the only replica; nothing if there are several, or none.
+  std::optional<ReplicaInfo> onlyReplica(uint32_t asks = 1) {
+    const Result<std::vector<ReplicaInfo>> found = processes[asks]->transport->replicas(deadlineIn(10));
+    return found.ok() && found->size() == 1 ? std::optional(found->front()) : std::nullopt;
+  }
+  /// Cuts the network at a process, or joins it again.
+  void cut(uint32_t rank, bool isCut) {
+    for (const std::string &address : processes[rank]->addresses)
+      network.cut(address, isCut);
+  }
+  void delay(uint32_t rank, double seconds) {
+    for (const std::string &address : processes[rank]->addresses)
+      network.delay(address, seconds);
+  }
+  /// The first messenger of a process, which its peers connect to, does nothing meanwhile.
+  void freeze(uint32_t rank, bool frozen = true) { network.freeze(processes[rank]->addresses[0], frozen); }
   /// Pulls with a rank, and compares digests if `checked`, for which the replicas of a source must be equal. The bytes
   /// are those of the version.
   Result<uint64_t> pull(uint32_t rank, uint64_t least = 0, double seconds = 10, bool checked = false) {
@@ -164,12 +191,12 @@ protected:
         return differences;
       };
     }
-    const Result<uint64_t> version = process.transport->pull({least, in(seconds),
-                                                              [&] {
-                                                                ++writes;
-                                                                return Status();
-                                                              },
-                                                              [] { return Status(); }, checked ? &check : nullptr});
+    const auto beforeWrite = [&] {
+      ++writes;
+      return Status();
+    };
+    const Result<uint64_t> version =
+        process.transport->pull({least, deadlineIn(seconds), beforeWrite, none, checked ? &check : nullptr});
     if (version.ok())
       expectVersion(process, *version);
     return version;
@@ -185,21 +212,18 @@ protected:
   /// Pulls with all ranks of a replica: "3 3", or the first error.
   std::string pullReplica(uint32_t replica, uint64_t least = 0, double seconds = 10, bool checked = false) {
     std::vector<std::string> texts(fleet.replicaRanks());
-    std::vector<std::thread> threads;
-    for (uint32_t i = 0; i < fleet.replicaRanks(); ++i)
-      threads.emplace_back([&, i] {
-        const Result<uint64_t> version = pull(fleet.worldRank(replica, i), least, seconds, checked);
-        texts[i] = version.ok() ? std::to_string(*version) : version.status().message();
-      });
-    for (std::thread &thread : threads)
-      thread.join();
+    tests::onThreads(fleet.replicaRanks(), [&](uint32_t i) {
+      const Result<uint64_t> version = pull(fleet.worldRank(replica, i), least, seconds, checked);
+      texts[i] = version.ok() ? std::to_string(*version) : version.status().message();
+    });
     std::string text;
     for (const std::string &each : texts)
       text += (text.empty() ? "" : " ") + each;
     return text;
   }
 
-  const tests::TemporaryFolder folder;
+  static Status none() { return {}; }
+
   std::unique_ptr<Plan> plan;
   Fleet fleet;
   MemoryStore store;

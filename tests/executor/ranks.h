@@ -2,8 +2,10 @@
 // Ranks of a plan with memory, and jobs whose messages have several chunks and are forwarded.
 #pragma once
 
-#include "executor/load/load.h"
+#include "executor/memory/view_jobs.h"
 #include "executor/transports/transport.h"
+#include "schema/manifest.h"
+#include "tests/lib/threads.h"
 #include "tests/verify/support.h"
 
 #include <algorithm>
@@ -106,6 +108,65 @@ inline Ranks copied(const Plan &plan, uint64_t seed, uint64_t *bytes = nullptr) 
   return ranks;
 }
 
+/// Compares the memory of all ranks, byte by byte.
+inline void expectSame(const Ranks &expected, const Ranks &found) {
+  ASSERT_EQ(expected.size(), found.size());
+  for (size_t rank = 0; rank < found.size(); ++rank)
+    EXPECT_TRUE(expected[rank]->bytes() == found[rank]->bytes()) << "rank " << rank;
+}
+
+/// A rank with memory for the params of all dtypes, each instance with a guard byte behind it; the memory of quantized
+/// views is the executor's.
+class BoundRank {
+public:
+  BoundRank(const Plan &plan, uint32_t rank, uint64_t seed) {
+    local.rank = rank;
+    if (const Status status = plan.segment(rank, local.segment); !status.ok())
+      throw std::runtime_error(status.message());
+    for (const schema::BufferRange *range : *local.segment->buffers()) {
+      std::vector<std::byte *> &table = tables_.emplace_back();
+      const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(range->endpoint());
+      for (const schema::ParamInstance &instance :
+           schema::instances(plan.manifest(), endpoint, range->param(), range->mesh_rank())) {
+        std::vector<std::byte> &memory = memory_.emplace_back(static_cast<size_t>(instance.bytes) + 1, std::byte{0xEE});
+        table.push_back(memory.data());
+        std::mt19937_64 random(seed * 1000 + range->param() * 10 + instance.instance + 100 * range->mesh_rank());
+        if (range->endpoint() == 0)
+          std::generate_n(memory.data(), instance.bytes,
+                          [&] { return static_cast<std::byte>(random() % 4 ? random() : random() % 3); });
+      }
+    }
+    for (const auto &table : tables_)
+      local.memory.push_back(table.data());
+  }
+
+  Status bind(const Plan &plan, Transport &transport) { return viewJobs_.bind(plan, local, transport); }
+  const std::deque<std::vector<std::byte>> &memory() const { return memory_; }
+
+  LocalRank local;
+
+private:
+  std::deque<std::vector<std::byte *>> tables_;
+  std::deque<std::vector<std::byte>> memory_;
+  ViewJobs viewJobs_;
+};
+
+using BoundRanks = std::vector<std::unique_ptr<BoundRank>>;
+
+/// The memory of all ranks after one run of a transport that has all ranks.
+inline BoundRanks runAllRanks(const Plan &plan, uint64_t seed, Transport &transport) {
+  BoundRanks ranks;
+  std::vector<LocalRank> locals;
+  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
+    ranks.push_back(std::make_unique<BoundRank>(plan, rank, seed));
+    EXPECT_EQ(ranks.back()->bind(plan, transport).message(), "");
+    locals.push_back(ranks.back()->local);
+  }
+  EXPECT_EQ(transport.prepare(plan, locals, {}).message(), "");
+  EXPECT_EQ(transport.run({}).message(), "");
+  return ranks;
+}
+
 namespace detail {
 inline const std::string kRelayModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], "
                                        "\"r.{l}\": {shape: [96, 48], shard: {0: tp}}, "
@@ -116,6 +177,10 @@ inline const std::string kUnevenModel =
     "{shape: [24, 240], shard: {1: tp}}, "
     "\"r.{l}\": {shape: [96, 48], shard: {0: tp}}, \"c.{l}\": {shape: [60, 144], shard: {1: tp}}}}\n";
 } // namespace detail
+
+/// One message, from rank 1 to rank 0, and a copy.
+inline const std::string kTwoRanks = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: "
+                                     "tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n";
 
 inline const std::string kRelayJobs[] = {
     detail::kRelayModel + "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 2}, ranks: 1..2}\noptions: {staging: 4KiB}\n",
@@ -147,5 +212,12 @@ inline const std::string kUnevenJobs[] = {
     detail::kUnevenModel + "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 1, dp: 3}, ranks: 6..8}\noptions: {staging: "
                            "8KiB, topology: {ranks_per_node: 4}}\n",
 };
+
+/// The jobs of both lists above that do not have chunks of many sizes.
+inline std::vector<std::string> relayJobs() {
+  std::vector<std::string> jobs(std::begin(kRelayJobs), std::end(kRelayJobs));
+  jobs.insert(jobs.end(), std::begin(kRelayedJobs), std::end(kRelayedJobs));
+  return jobs;
+}
 
 } // namespace reshard::tests

@@ -8,8 +8,11 @@
 
 namespace reshard::tests {
 
-/// Status and text of the reshard::Error that `body` throws; RESHARD_OK and no text if it throws none.
-template <class Body> std::pair<int, std::string> thrown(Body body) {
+/// Status and text of a reshard::Error.
+using Thrown = std::pair<int, std::string>;
+
+/// The reshard::Error that `body` throws; RESHARD_OK and no text if it throws none.
+template <class Body> Thrown thrown(Body body) {
   try {
     body();
   } catch (const Error &error) {

@@ -1,22 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cases with UCX: ranks as threads of this process, deadlines and bytes of messages.
+// Cases with UCX: waits for requests, addresses and bytes of messages.
 #pragma once
 
 #include "base/backoff.h"
 #include "base/hash.h"
 #include "executor/interfaces/channel.h"
+#include "tests/lib/threads.h"
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace reshard::tests {
@@ -36,24 +34,10 @@ protected:
   void TearDown() override { ::unsetenv("UCX_TLS"); }
 };
 
-/// Runs a function as each rank, on a thread of its own.
-inline void asRanks(uint32_t ranks, const std::function<void(uint32_t)> &run) {
-  std::vector<std::thread> threads;
-  for (uint32_t rank = 0; rank < ranks; ++rank)
-    threads.emplace_back(run, rank);
-  for (std::thread &thread : threads)
-    thread.join();
-}
-
-inline Deadline in(double seconds) {
-  using Clock = std::chrono::steady_clock;
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
-
 /// Waits for a request; fails after `seconds`.
 inline Status waitFor(Channel &channel, size_t request, double seconds) {
   Backoff backoff;
-  for (const Deadline deadline = in(seconds);; backoff.wait()) {
+  for (const Deadline deadline = deadlineIn(seconds);; backoff.wait()) {
     const Result<bool> done = channel.test(request);
     if (!done.ok())
       return done.status();

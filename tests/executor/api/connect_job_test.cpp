@@ -4,7 +4,8 @@
 #include "executor/api/connect_job.h"
 
 #include "executor/rendezvous/address.h"
-#include "tests/lib/folder.h"
+#include "tests/executor/callers_store.h"
+#include "tests/lib/threads.h"
 #include "tests/verify/support.h"
 
 #include <gmock/gmock.h>
@@ -12,8 +13,6 @@
 
 #include <cstring>
 #include <filesystem>
-#include <map>
-#include <mutex>
 #include <thread>
 
 namespace reshard {
@@ -21,41 +20,7 @@ namespace {
 
 using testing::HasSubstr;
 using testing::StartsWith;
-
-/// A store of a caller, of several threads.
-struct CallersStore {
-  std::map<std::string, std::string> values;
-  std::mutex mutex;
-  bool fails = false;
-
-  static reshard_status set(void *user, const char *key, const void *value, size_t bytes) {
-    auto &store = *static_cast<CallersStore *>(user);
-    const std::lock_guard<std::mutex> lock(store.mutex);
-    store.values[key] = std::string(static_cast<const char *>(value), bytes);
-    return store.fails ? RESHARD_FAILED : RESHARD_OK;
-  }
-  static reshard_status get(void *user, const char *key, void *buffer, size_t capacity, size_t *bytes) {
-    auto &store = *static_cast<CallersStore *>(user);
-    const std::lock_guard<std::mutex> lock(store.mutex);
-    const auto at = store.values.find(key);
-    if (at == store.values.end())
-      return RESHARD_TIMEOUT;
-    *bytes = at->second.size();
-    if (*bytes <= capacity)
-      std::memcpy(buffer, at->second.data(), *bytes);
-    return RESHARD_OK;
-  }
-
-  reshard_store store() {
-    reshard_store store = RESHARD_STORE_INITIALIZER;
-    store.user = this;
-    store.set = set;
-    store.get = get;
-    return store;
-  }
-};
-
-Deadline soon() { return std::chrono::steady_clock::now() + std::chrono::seconds(20); }
+using tests::CallersStore;
 
 class ConnectJobTest : public testing::Test {
 public:
@@ -68,6 +33,11 @@ public:
                                            "source: {mesh: {tp: 2}}\n"
                                            "target: {mesh: {}}\n",
                                            folder_ / "plan"));
+  }
+  static reshard_options with(const reshard_store &store) {
+    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+    options.store = &store;
+    return options;
   }
   /// The error text of an open.
   std::string open(const reshard_options &options, std::vector<uint32_t> ranks = {0}) {
@@ -94,55 +64,49 @@ public:
 TEST_F(ConnectJobTest, ProcessesJoinOverTheCallersStore) {
   const reshard_store store = callers_.store();
   for (const char *secret : {static_cast<const char *>(nullptr), "a secret"}) {
-    std::vector<std::thread> processes;
-    for (const uint32_t rank : {0u, 1u, 2u})
-      processes.emplace_back([&, rank] {
-        reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-        options.store = &store;
-        options.secret = secret;
-        const Result<JobConnection> connection = connectJob(options, "", {"plan", rank, 3}, soon());
-        ASSERT_EQ(connection.status().message(), "");
-        const std::string hello(10'000 + rank, static_cast<char>('a' + rank)); // larger than the first buffer
-        ASSERT_EQ(connection->rendezvous->join(hello, soon()).message(), "");
-        for (uint32_t other = 0; other < 3; ++other)
-          EXPECT_EQ(*connection->rendezvous->hello(other, soon()),
-                    std::string(10'000 + other, static_cast<char>('a' + other)));
-      });
-    for (std::thread &each : processes)
-      each.join();
+    const auto helloOf = [](uint32_t rank) { // larger than the first buffer
+      return std::string(10'000 + rank, static_cast<char>('a' + rank));
+    };
+    tests::onThreads(3, [&](uint32_t rank) {
+      reshard_options options = with(store);
+      options.secret = secret;
+      const Result<JobConnection> connection = connectJob(options, "", {"plan", rank, 3}, deadlineIn(20));
+      ASSERT_EQ(connection.status().message(), "");
+      ASSERT_EQ(connection->rendezvous->join(helloOf(rank), deadlineIn(20)).message(), "");
+      for (uint32_t other = 0; other < 3; ++other)
+        EXPECT_EQ(*connection->rendezvous->hello(other, deadlineIn(20)), helloOf(other));
+    });
   }
   callers_.fails = true;
-  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-  options.store = &store;
-  const Result<JobConnection> connection = connectJob(options, "", {"plan", 0, 3}, soon());
+  const reshard_options options = with(store);
+  const Result<JobConnection> connection = connectJob(options, "", {"plan", 0, 3}, deadlineIn(20));
   ASSERT_TRUE(connection.ok());
-  EXPECT_EQ(connection->rendezvous->join("", soon()).message(),
+  EXPECT_EQ(connection->rendezvous->join("", deadlineIn(20)).message(),
             "the caller's store could not set 'reshard/-/plan/0': its function returned 4");
 }
 
 TEST_F(ConnectJobTest, SecretsComeFromTheEnvironmentUnlessGiven) {
   const reshard_store store = callers_.store();
-  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-  options.store = &store;
+  reshard_options options = with(store);
   setenv("RESHARD_SECRET", "one", 1);
-  const Result<JobConnection> one = connectJob(options, "", {"plan", 0, 1}, soon());
+  const Result<JobConnection> one = connectJob(options, "", {"plan", 0, 1}, deadlineIn(20));
   ASSERT_TRUE(one.ok());
-  ASSERT_TRUE(one->rendezvous->join("", soon()).ok());
+  ASSERT_TRUE(one->rendezvous->join("", deadlineIn(20)).ok());
   const std::string sealed = callers_.values["reshard/-/plan/hello/0"];
   options.secret = "two";
-  const Result<JobConnection> two = connectJob(options, "", {"plan", 0, 1}, soon());
-  ASSERT_TRUE(two.ok() && two->rendezvous->join("", soon()).ok());
+  const Result<JobConnection> two = connectJob(options, "", {"plan", 0, 1}, deadlineIn(20));
+  ASSERT_TRUE(two.ok() && two->rendezvous->join("", deadlineIn(20)).ok());
   EXPECT_NE(callers_.values["reshard/-/plan/hello/0"], sealed);
   options.secret = ""; // perhaps of a variable that is not set: not "none"
-  EXPECT_EQ(connectJob(options, "", {"plan", 0, 1}, soon()).status().message(),
+  EXPECT_EQ(connectJob(options, "", {"plan", 0, 1}, deadlineIn(20)).status().message(),
             "secret: found \"\", expected 1 to 4096 bytes, or NULL for the one in RESHARD_SECRET");
   options.secret = nullptr;
   setenv("RESHARD_SECRET", "", 1);
-  EXPECT_EQ(connectJob(options, "", {"plan", 0, 1}, soon()).status().message(),
+  EXPECT_EQ(connectJob(options, "", {"plan", 0, 1}, deadlineIn(20)).status().message(),
             "RESHARD_SECRET: found \"\", expected 1 to 4096 bytes; unset it for no secret");
   unsetenv("RESHARD_SECRET");
-  const Result<JobConnection> none = connectJob(options, "", {"plan", 0, 1}, soon());
-  ASSERT_TRUE(none.ok() && none->rendezvous->join("", soon()).ok());
+  const Result<JobConnection> none = connectJob(options, "", {"plan", 0, 1}, deadlineIn(20));
+  ASSERT_TRUE(none.ok() && none->rendezvous->join("", deadlineIn(20)).ok());
   EXPECT_EQ(callers_.values["reshard/-/plan/hello/0"].size() + kMacBytes, sealed.size());
 }
 
@@ -159,13 +123,14 @@ TEST_F(ConnectJobTest, ARankOfNcclThatCannotOpenTellsTheOthers) {
   setenv("RANK", "0", 1);
   setenv("WORLD_SIZE", "2", 1);
   setenv("MASTER_ADDR", "127.0.0.1", 1);
-  const uint16_t port = nameOf(listenAt({"127.0.0.1", 0}, false, soon())->number()).port(); // no socket has it now
+  const uint16_t port =
+      nameOf(listenAt({"127.0.0.1", 0}, false, deadlineIn(20))->number()).port(); // no socket has it now
   setenv("RESHARD_PORT", std::to_string(port).c_str(), 1);
   std::thread fails([&] { EXPECT_EQ(reshard_fail_open(&rank, &options, "no checkpoint"), RESHARD_OK); });
-  const Result<JobConnection> zero = connectJob(options, "env://", {"plan", 0, 2}, soon());
+  const Result<JobConnection> zero = connectJob(options, "env://", {"plan", 0, 2}, deadlineIn(20));
   EXPECT_EQ(zero.status().message(), "");
   if (zero.ok()) {
-    EXPECT_THAT(zero->rendezvous->join("", soon()).message(), HasSubstr("rank 1: no checkpoint"));
+    EXPECT_THAT(zero->rendezvous->join("", deadlineIn(20)).message(), HasSubstr("rank 1: no checkpoint"));
   }
   fails.join();
 }
@@ -186,8 +151,7 @@ TEST_F(ConnectJobTest, InterruptsEndTheRendezvous) {
       },
       &asked);
   interrupt.begin();
-  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-  options.store = &store;
+  reshard_options options = with(store);
   const Deadline deadline = deadlineIn(0, &interrupt);
   const Result<JobConnection> connection = connectJob(options, "", {"plan", 1, 2}, deadline);
   ASSERT_EQ(connection.status().message(), "");
@@ -204,8 +168,7 @@ TEST_F(ConnectJobTest, SlowStoresEndAtTheDeadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(250));
     return CallersStore::set(user, key, value, bytes);
   };
-  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-  options.store = &store;
+  reshard_options options = with(store);
   const Deadline deadline = deadlineIn(0.1);
   const Result<JobConnection> connection = connectJob(options, "", {"plan", 0, 1}, deadline);
   ASSERT_EQ(connection.status().message(), "");

@@ -3,10 +3,8 @@
 
 #include "reshard/reshard.h"
 
-#include "compiler/compile.h"
 #include "tests/executor/allocations.h"
-#include "tests/lib/folder.h"
-#include "tools/run/memory.h"
+#include "tests/verify/support.h"
 #include "verify/check/check.h"
 
 #include <gtest/gtest.h>
@@ -58,16 +56,15 @@ public:
   void TearDown() override { reshard_close(executor_); }
 
   void compile(const std::vector<std::string> &overrides) {
-    compileJobAt(RESHARD_SOURCE_DIR "/examples/quickstart.yaml", overrides);
+    ASSERT_NO_FATAL_FAILURE(tests::compileFile(RESHARD_SOURCE_DIR "/examples/quickstart.yaml", path_, overrides));
+    allocate();
   }
-  void compileJobAt(const std::string &job, const std::vector<std::string> &overrides) {
-    CompileOptions options;
-    options.overrides = overrides;
-    CompileResult result;
-    Diagnostics diagnostics;
-    ASSERT_TRUE(compileJob(job, options, result, diagnostics)) << diagnostics.text();
-    ASSERT_EQ(toString(writePlan(result.module, *result.ranks, result.statistics, path_).takeError()), "");
-    ASSERT_EQ(Plan::open(path_, plan_).message(), "");
+  void compileText(const std::string &yaml) {
+    ASSERT_NO_FATAL_FAILURE(tests::compile(yaml, path_));
+    allocate();
+  }
+  void allocate() {
+    plan_ = tests::openPlan(path_);
     memory_ = std::make_unique<Memory>(*plan_);
     ASSERT_EQ(memory_->allocate(0).message(), "");
     ASSERT_EQ(memory_->allocate(1).message(), "");
@@ -80,20 +77,25 @@ public:
   }
   /// Binds everything but the source param `except`; or, if `alone` is given, only that source param.
   void bindAll(const std::string &except = {}, const std::string &alone = {}) {
-    for (const MeshRankMemory &rankMemory : memory_->rankMemories()) {
-      const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(rankMemory.endpoint);
-      for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
-        for (const schema::ParamInstance &instance :
-             schema::instances(plan_->manifest(), endpoint, p, rankMemory.meshRank))
-          if (alone.empty() ? rankMemory.endpoint > 0 || instance.name != except
-                            : rankMemory.endpoint == 0 && instance.name == alone) {
-            ASSERT_EQ(reshard_bind(executor_, rankMemory.endpoint, endpoint.ranks()->Get(rankMemory.meshRank),
-                                   instance.name.c_str(), rankMemory.params[p][instance.instance],
-                                   static_cast<uint64_t>(instance.bytes)),
-                      RESHARD_OK)
-                << reshard_error(executor_);
-          }
-    }
+    for (const MeshRankMemory &rankMemory : memory_->rankMemories())
+      tests::bindAll(executor_, *plan_, rankMemory, [&](const std::string &name) {
+        return alone.empty() ? rankMemory.endpoint > 0 || name != except : rankMemory.endpoint == 0 && name == alone;
+      });
+  }
+  void openPrepared(uint32_t threads = 2) {
+    open(threads);
+    bindAll();
+    ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
+  }
+  /// Runs with other values, all of which must arrive.
+  void run(uint64_t seed) {
+    fill(seed);
+    ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
+    EXPECT_EQ(mismatches(seed), 0u);
+  }
+  void closeExecutor() {
+    reshard_close(executor_);
+    executor_ = nullptr;
   }
   void fill(uint64_t seed) {
     for (const MeshRankMemory &rankMemory : memory_->rankMemories())
@@ -120,9 +122,7 @@ public:
 
 TEST_F(ExecutorTest, MovesEveryByteWithAnyNumberOfThreads) {
   for (uint32_t threads : {1u, 2u, 5u}) {
-    open(threads);
-    bindAll();
-    ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
+    openPrepared(threads);
     for (uint64_t seed : {threads * 2ull, threads * 2ull + 1}) {
       fill(seed);
       EXPECT_GT(mismatches(seed), 0u);
@@ -132,27 +132,21 @@ TEST_F(ExecutorTest, MovesEveryByteWithAnyNumberOfThreads) {
     EXPECT_EQ(reshard_version(executor_), 2u);
     EXPECT_EQ(reshard_target_state(executor_), RESHARD_COMPLETE);
     EXPECT_EQ(reshard_bytes(executor_), plan_->manifest().bytes_target());
-    reshard_close(executor_);
-    executor_ = nullptr;
+    closeExecutor();
   }
 }
 
 TEST_F(ExecutorTest, CallsHooksOfRefreshedParamsAfterEachRun) {
-  const std::string job = folder_ / "job.yaml";
-  std::FILE *file = std::fopen(job.c_str(), "w");
-  std::fputs("version: 1\n"
-             "model:\n"
-             "  dtype: bf16\n"
-             "  tensors: {a: [8, 2], b: [4]}\n"
-             "  layouts:\n"
-             "    train: {params: same}\n"
-             "    serve: {params: {a: {holds: a, shard: {0: tp}, refresh: absorb}, b: {holds: b, at: {tp: last}, "
-             "refresh: scale}}}\n"
-             "source: {layout: train, mesh: {}}\n"
-             "target: {layout: serve, mesh: {tp: 2}}\n",
-             file);
-  std::fclose(file);
-  compileJobAt(job, {});
+  compileText("version: 1\n"
+              "model:\n"
+              "  dtype: bf16\n"
+              "  tensors: {a: [8, 2], b: [4]}\n"
+              "  layouts:\n"
+              "    train: {params: same}\n"
+              "    serve: {params: {a: {holds: a, shard: {0: tp}, refresh: absorb}, b: {holds: b, at: {tp: last}, "
+              "refresh: scale}}}\n"
+              "source: {layout: train, mesh: {}}\n"
+              "target: {layout: serve, mesh: {tp: 2}}\n");
   open();
   bindAll();
   EXPECT_EQ(reshard_prepare(executor_), RESHARD_BAD_BINDING);
@@ -189,16 +183,15 @@ TEST_F(ExecutorTest, CallsHooksOfRefreshedParamsAfterEachRun) {
 }
 
 TEST_F(ExecutorTest, HooksMustNotCallTheirExecutor) {
-  std::ofstream(folder_ / "job.yaml") << "version: 1\n"
-                                         "model:\n"
-                                         "  dtype: bf16\n"
-                                         "  tensors: {a: [8, 2]}\n"
-                                         "  layouts:\n"
-                                         "    train: {params: same}\n"
-                                         "    serve: {params: {a: {holds: a, refresh: absorb}}}\n"
-                                         "source: {layout: train, mesh: {}}\n"
-                                         "target: {layout: serve, mesh: {}}\n";
-  compileJobAt(folder_ / "job.yaml", {});
+  compileText("version: 1\n"
+              "model:\n"
+              "  dtype: bf16\n"
+              "  tensors: {a: [8, 2]}\n"
+              "  layouts:\n"
+              "    train: {params: same}\n"
+              "    serve: {params: {a: {holds: a, refresh: absorb}}}\n"
+              "source: {layout: train, mesh: {}}\n"
+              "target: {layout: serve, mesh: {}}\n");
   open();
   bindAll();
   struct Seen {
@@ -262,8 +255,7 @@ TEST_F(ExecutorTest, AnInterruptEndsARunAsItsDeadlineDoes) {
   EXPECT_EQ(error(), "interrupted: timed out: not all copies were done");
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_TORN);
   ends = false;
-  ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
-  EXPECT_EQ(mismatches(1), 0u);
+  run(1);
 }
 
 /// What is checked is what runs: the segments are copies.
@@ -273,22 +265,17 @@ TEST_F(ExecutorTest, APlanFileMayChangeWhileItIsOpen) {
   std::ofstream(path_, std::ios::trunc) << std::string(100, 'x'); // as cp writes
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   ASSERT_EQ(::truncate(path_.c_str(), 0), 0);
-  fill(1);
-  ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
-  EXPECT_EQ(mismatches(1), 0u);
+  run(1);
   EXPECT_EQ(reshard_opened_digest(executor_), plan_->digest());
   EXPECT_EQ(reshard_replace(executor_, path_.c_str(), nullptr, 0, nullptr), RESHARD_BAD_PLAN);
   EXPECT_EQ(error(), "'" + path_ + "': not a plan: the file is empty");
-  ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
+  run(2);
 }
 
 /// A forked process cannot use the executor of the other, whose threads and connections it does not have.
 TEST_F(ExecutorTest, ForkedProcessesCannotUseIt) {
-  open(3);
-  bindAll();
-  ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
-  fill(1);
-  ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
+  openPrepared(3);
+  run(1);
   const std::string text = "process " + std::to_string(::getpid()) + " opened the executor, and this is process ";
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
@@ -343,16 +330,12 @@ TEST_F(ExecutorTest, ForkedProcessesCannotUseIt) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
   EXPECT_EQ(WEXITSTATUS(status), 0);
-  fill(2);
-  ASSERT_EQ(reshard_run(executor_, 0, nullptr), RESHARD_OK) << error();
-  EXPECT_EQ(mismatches(2), 0u);
+  run(2);
 }
 
 #ifdef COUNT_ALLOCATIONS
 TEST_F(ExecutorTest, RunAllocatesNothing) {
-  open();
-  bindAll();
-  ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
+  openPrepared();
   allocations = 0;
   counting = true;
   for (int i = 0; i < 1000; ++i)
@@ -364,9 +347,7 @@ TEST_F(ExecutorTest, RunAllocatesNothing) {
 #endif
 
 TEST_F(ExecutorTest, ATimeoutLeavesTheTargetsTornUntilALaterRun) {
-  open();
-  bindAll();
-  ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK);
+  openPrepared();
   EXPECT_EQ(reshard_target_state(executor_), RESHARD_EMPTY);
   fill(1);
   EXPECT_EQ(reshard_run(executor_, 1e-9, nullptr), RESHARD_TIMEOUT);
@@ -448,9 +429,7 @@ TEST_F(ExecutorTest, PreparesAgainAfterAMissingBinding) {
   ASSERT_EQ(reshard_prepare(executor_), RESHARD_OK) << error();
   EXPECT_EQ(reshard_bytes(executor_),
             (8 * 64 + 2 * 64 * 96) * 2u * 2u); // the norm on each of 8 ranks, up and down once
-  fill(5);
-  ASSERT_EQ(reshard_run(executor_, 60, nullptr), RESHARD_OK) << error();
-  EXPECT_EQ(mismatches(5), 0u);
+  run(5);
 }
 
 TEST_F(ExecutorTest, RejectsOverlappingBindings) {
@@ -465,9 +444,7 @@ TEST_F(ExecutorTest, RejectsOverlappingBindings) {
 }
 
 TEST_F(ExecutorTest, BindTakesAsLongForTheLastRankAsForTheFirst) {
-  std::ofstream(folder_ / "wide.yaml")
-      << "{version: 1, model: {dtype: u8, tensors: {a: [8]}}, source: {mesh: {dp: 30000}}, target: {mesh: {}}}";
-  compileJobAt(folder_ / "wide.yaml", {});
+  compileText("{version: 1, model: {dtype: u8, tensors: {a: [8]}}, source: {mesh: {dp: 30000}}, target: {mesh: {}}}");
   const uint32_t some[] = {0};
   ASSERT_EQ(reshard_open(path_.c_str(), some, 1, nullptr, &executor_), RESHARD_OK);
   auto seconds = [&](uint32_t rank) {
@@ -503,8 +480,7 @@ TEST_F(ExecutorTest, RejectsOverlapInAFileThatIsMappedTwice) {
     const std::string names = "source rank 0 param 'layers.0.norm.weight' and target rank 0 param "
                               "'layers.0.norm.weight' overlap in a file that is mapped more than once";
     EXPECT_EQ(error() == names, each.shared) << error();
-    reshard_close(executor_);
-    executor_ = nullptr;
+    closeExecutor();
   }
   for (char *map : maps)
     munmap(map, 8192);

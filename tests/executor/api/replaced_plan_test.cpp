@@ -2,11 +2,11 @@
 // reshard_replace: the memory, connections and options that an executor keeps with another plan, with transport
 // `threads` and, with ranks as threads of this process, `ucx`.
 
-#include "compiler/compile.h"
 #include "reshard/reshard.hpp"
+#include "tests/executor/callers_store.h"
 #include "tests/executor/thrown.h"
 #include "tests/executor/ucx_case.h"
-#include "tests/lib/folder.h"
+#include "tests/verify/support.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -24,7 +24,7 @@
 
 namespace {
 
-using reshard::tests::asRanks;
+using reshard::tests::onThreads;
 using reshard::tests::thrown;
 using testing::HasSubstr;
 using testing::Not;
@@ -54,14 +54,9 @@ protected:
   }
 
   void compile(const std::string &name, const std::string &endpoints) {
-    const std::string job = folder_ / "job.yaml";
-    std::ofstream(job)
-        << "version: 1\nmodel: {dtype: fp32, tensors: {a: {shape: [1000, 40], shard: {0: tp}}, b: [7]}}\n"
-        << endpoints;
-    reshard::CompileResult result;
-    reshard::Diagnostics diagnostics;
-    ASSERT_TRUE(compileJob(job, {}, result, diagnostics)) << diagnostics.text();
-    ASSERT_EQ(toString(writePlan(result.module, *result.ranks, result.statistics, folder_ / name).takeError()), "");
+    reshard::tests::compile(
+        "version: 1\nmodel: {dtype: fp32, tensors: {a: {shape: [1000, 40], shard: {0: tp}}, b: [7]}}\n" + endpoints,
+        folder_ / name);
   }
 
   /// Binds the params of a rank that have no memory yet, or memory of another size.
@@ -153,7 +148,7 @@ TEST_F(Replace, AFailureChangesNothing) {
   std::vector<Memory> memory(4);
   reshard::Executor executor(folder_ / "two");
   prepare(executor, "two", memory);
-  EXPECT_EQ(thrown([&] { executor.replace(folder_ / "job.yaml"); }).first, RESHARD_BAD_PLAN);
+  EXPECT_EQ(thrown([&] { executor.replace(folder_ / "two.yaml"); }).first, RESHARD_BAD_PLAN);
   EXPECT_EQ(thrown([&] { executor.replace(folder_ / "absent"); }).first, RESHARD_BAD_PLAN);
   EXPECT_THAT(thrown([&] { executor.replace(folder_ / "one", {0, 1, 1}); }).second, HasSubstr("given twice"));
   EXPECT_NE(thrown([&] { executor.replace(folder_ / "one", {0, 1, 2, 9}); }).first, RESHARD_OK);
@@ -186,43 +181,22 @@ protected:
     Replace::SetUp();
   }
   void TearDown() override { ::unsetenv("UCX_TLS"); }
-};
-
-/// A store of the caller, in this process.
-struct CallersStore {
-  static reshard_status set(void *user, const char *key, const void *value, size_t bytes) {
-    auto &self = *static_cast<CallersStore *>(user);
-    ++self.calls;
-    self.values[key].assign(static_cast<const char *>(value), bytes);
-    return RESHARD_OK;
+  static reshard_options overUcx(const char *rendezvous, double seconds = 60) {
+    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
+    options.transport = "ucx";
+    options.rendezvous = rendezvous;
+    options.join_seconds = seconds;
+    return options;
   }
-  static reshard_status get(void *user, const char *key, void *buffer, size_t capacity, size_t *bytes) {
-    auto &self = *static_cast<CallersStore *>(user);
-    ++self.calls;
-    const auto found = self.values.find(key);
-    if (found == self.values.end())
-      return RESHARD_TIMEOUT;
-    *bytes = found->second.size();
-    if (*bytes <= capacity)
-      found->second.copy(static_cast<char *>(buffer), *bytes);
-    return RESHARD_OK;
-  }
-  std::map<std::string, std::string> values;
-  int calls = 0;
 };
 
 // The struct of the caller's store is read only during open.
 TEST_F(ReplaceOverUcx, AUrlReplacesTheStoreOfTheCaller) {
   compile("alone", "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n");
-  CallersStore callers;
-  reshard_store store = RESHARD_STORE_INITIALIZER;
-  store.user = &callers;
-  store.set = CallersStore::set;
-  store.get = CallersStore::get;
-  reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-  options.transport = "ucx";
+  reshard::tests::CallersStore callers;
+  reshard_store store = callers.store();
+  reshard_options options = overUcx(nullptr);
   options.store = &store;
-  options.join_seconds = 60;
   reshard::Executor executor(folder_ / "alone", options, {0});
   store = RESHARD_STORE_INITIALIZER;
   executor.replace(folder_ / "alone", {0}); // the store stays open
@@ -256,11 +230,8 @@ TEST_F(ReplaceOverUcx, AWaitAtOpenDoesNotShortenLaterWaits) {
   compile("pair", "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}, ranks: [1]}\n");
   const std::string url = "tcp://127.0.0.1:" + freePort();
   std::vector<std::unique_ptr<reshard::Executor>> executors(2); // that of rank 0 has the store
-  asRanks(2, [&](uint32_t rank) {
-    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-    options.transport = "ucx";
-    options.rendezvous = url.c_str();
-    options.join_seconds = 5;
+  onThreads(2, [&](uint32_t rank) {
+    const reshard_options options = overUcx(url.c_str(), 5);
     const auto later = [&](double seconds) {
       if (rank == 0)
         std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
@@ -282,11 +253,8 @@ TEST_F(ReplaceOverUcx, ARankThatHasNotBegunTheRunIsNamed) {
     std::vector<std::unique_ptr<reshard::Executor>> executors(5);
     const reshard::tests::TemporaryFolder meeting;
     const std::string url = "file://" + meeting.path();
-    asRanks(5, [&](uint32_t rank) {
-      reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-      options.transport = "ucx";
-      options.rendezvous = url.c_str();
-      options.join_seconds = 60;
+    onThreads(5, [&](uint32_t rank) {
+      reshard_options options = overUcx(url.c_str());
       options.no_local_shortcut = !shortcut;
       const auto error = thrown([&] {
         executors[rank] = std::make_unique<reshard::Executor>(folder_ / "three", options, std::vector{rank});
@@ -297,7 +265,7 @@ TEST_F(ReplaceOverUcx, ARankThatHasNotBegunTheRunIsNamed) {
       EXPECT_EQ(error.second, "");
     });
     std::atomic<int> named{0};
-    asRanks(5, [&](uint32_t rank) {
+    onThreads(5, [&](uint32_t rank) {
       if (rank == 3)
         return;
       const auto error = thrown([&] { executors[rank]->run(2); });
@@ -321,10 +289,8 @@ TEST_F(ReplaceOverUcx, TheReasonOfAFailedBindReachesThePeers) {
       const reshard::tests::TemporaryFolder meeting;
       const std::string url = "file://" + meeting.path();
       std::vector<Memory> memory(5);
-      asRanks(5, [&](uint32_t rank) {
-        reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-        options.transport = "ucx";
-        options.rendezvous = url.c_str();
+      onThreads(5, [&](uint32_t rank) {
+        const reshard_options options = overUcx(url.c_str(), 0);
         const auto error = thrown([&] {
           reshard::Executor executor(folder_ / "three", options, std::vector{rank});
           if (rank != failing)
@@ -358,11 +324,8 @@ TEST_F(ReplaceOverUcx, ConnectionsAndMemoryStay) {
     executors[rank]->run(30);
     expectVersion(memory[rank], version, row);
   };
-  asRanks(5, [&](uint32_t rank) {
-    reshard_options options = RESHARD_OPTIONS_INITIALIZER;
-    options.transport = "ucx";
-    options.rendezvous = url.c_str();
-    options.join_seconds = 60;
+  onThreads(5, [&](uint32_t rank) {
+    reshard_options options = overUcx(url.c_str());
     options.no_local_shortcut = 1;
     const auto error = thrown([&] {
       executors[rank] = std::make_unique<reshard::Executor>(folder_ / "three", options, std::vector{rank});
@@ -374,7 +337,7 @@ TEST_F(ReplaceOverUcx, ConnectionsAndMemoryStay) {
   ASSERT_FALSE(HasFailure());
   const std::set<std::string> before = sockets();
   for (float version = 2; version < 6; ++version) {
-    asRanks(4, [&](uint32_t next) {
+    onThreads(4, [&](uint32_t next) {
       const uint32_t rank = next + (next >= 2);
       const auto error = thrown([&] {
         executors[rank]->replace(folder_ / "two", {next});
@@ -390,7 +353,7 @@ TEST_F(ReplaceOverUcx, ConnectionsAndMemoryStay) {
   std::set_intersection(before.begin(), before.end(), after.begin(), after.end(), std::back_inserter(kept));
   EXPECT_GT(kept.size(), before.size() / 2);
   EXPECT_LE(after.size(), before.size() + 8); // source 3 may send what source 2 has sent
-  asRanks(5, [&](uint32_t rank) { executors[rank].reset(); });
+  onThreads(5, [&](uint32_t rank) { executors[rank].reset(); });
 }
 
 } // namespace

@@ -3,9 +3,9 @@
 
 #include "reshard/reshard.hpp"
 
-#include "compiler/compile.h"
 #include "tests/executor/thrown.h"
-#include "tests/lib/folder.h"
+#include "tests/lib/threads.h"
+#include "tests/verify/support.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,6 +20,7 @@
 namespace {
 
 using reshard::tests::thrown;
+using reshard::tests::Thrown;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -39,14 +40,7 @@ public:
             "target: {layout: serve, mesh: {}, ranks: [2]}\n");
   }
 
-  void compile(const std::string &text) {
-    const std::string job = folder_ / "job.yaml";
-    std::ofstream(job) << text;
-    reshard::CompileResult result;
-    reshard::Diagnostics diagnostics;
-    ASSERT_TRUE(compileJob(job, {}, result, diagnostics)) << diagnostics.text();
-    ASSERT_EQ(toString(writePlan(result.module, *result.ranks, result.statistics, path_).takeError()), "");
-  }
+  void compile(const std::string &text) { reshard::tests::compile(text, path_); }
 
   const reshard::tests::TemporaryFolder folder_;
   const std::string path_ = folder_ / "plan.rplan";
@@ -100,22 +94,16 @@ TEST_F(WrapperTest, RanksOfAllReplicas) {
 
 TEST_F(WrapperTest, ManyThreadsReadAPlan) {
   const reshard::PlanFile plan(path_);
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t)
-    threads.emplace_back([&plan] {
-      for (uint32_t rank = 0; rank < 2; ++rank)
-        EXPECT_STREQ(plan.params(0, rank)[0].name, "l.0.w");
-    });
-  for (std::thread &thread : threads)
-    thread.join();
+  reshard::tests::onThreads(4, [&plan](uint32_t) {
+    for (uint32_t rank = 0; rank < 2; ++rank)
+      EXPECT_STREQ(plan.params(0, rank)[0].name, "l.0.w");
+  });
 }
 
 TEST_F(WrapperTest, EndpointsAndRanksThatDoNotExist) {
   const reshard::PlanFile plan(path_);
-  EXPECT_EQ(thrown([&] { plan.endpoint(2); }),
-            std::make_pair(int{RESHARD_INVALID}, std::string("there is no endpoint 2, the plan has 2")));
-  EXPECT_EQ(thrown([&] { plan.params(1, 0); }),
-            std::make_pair(int{RESHARD_INVALID}, std::string("target has no rank 0")));
+  EXPECT_EQ(thrown([&] { plan.endpoint(2); }), Thrown(RESHARD_INVALID, "there is no endpoint 2, the plan has 2"));
+  EXPECT_EQ(thrown([&] { plan.params(1, 0); }), Thrown(RESHARD_INVALID, "target has no rank 0"));
   const auto [status, text] = thrown([&] { reshard::PlanFile(folder_ / "absent"); });
   EXPECT_EQ(status, RESHARD_BAD_PLAN);
   EXPECT_THAT(text, HasSubstr("/absent'"));
@@ -151,7 +139,7 @@ TEST_F(WrapperTest, RunsAndHooks) {
           memory.emplace_back(param.bytes / sizeof(float), endpoint == 0 ? 7 : 0);
           executor.bind(endpoint, rank, param.name, memory.back().data(), param.bytes);
         }
-  EXPECT_EQ(thrown([&] { executor.run(); }), std::make_pair(int{RESHARD_INVALID}, std::string("run before prepare")));
+  EXPECT_EQ(thrown([&] { executor.run(); }), Thrown(RESHARD_INVALID, "run before prepare"));
   EXPECT_EQ(thrown([&] { executor.prepare(); }).first, RESHARD_BAD_BINDING); // the hook is not set
   int calls = 0;
   executor.setHook("fold", [&](uint32_t rank) {
@@ -165,14 +153,12 @@ TEST_F(WrapperTest, RunsAndHooks) {
   EXPECT_EQ(executor.version(), 1u);
   EXPECT_EQ(executor.state(), RESHARD_COMPLETE);
   EXPECT_EQ(executor.allReduceMin(5), 5);
-  EXPECT_EQ(thrown([&] { executor.run(); }),
-            std::make_pair(int{RESHARD_FAILED}, std::string("the hook 'fold' failed on rank 2")));
+  EXPECT_EQ(thrown([&] { executor.run(); }), Thrown(RESHARD_FAILED, "the hook 'fold' failed on rank 2"));
   EXPECT_EQ(executor.state(), RESHARD_TORN);
   executor.run();
   EXPECT_EQ(executor.version(), 2u);
-  EXPECT_EQ(
-      thrown([&] { executor.enqueue(nullptr); }),
-      std::make_pair(int{RESHARD_INVALID}, std::string("enqueue needs device 'cuda': device 'cpu' has no streams")));
+  EXPECT_EQ(thrown([&] { executor.enqueue(nullptr); }),
+            Thrown(RESHARD_INVALID, "enqueue needs device 'cuda': device 'cpu' has no streams"));
 }
 
 TEST_F(WrapperTest, PullModeIsAnOption) {
@@ -205,13 +191,20 @@ public:
     options.join_seconds = 30;
     options.pull = 1;
   }
-  std::deque<reshard::Executor> openSources() {
-    std::deque<reshard::Executor> sources;
+  void openSources() {
     for (uint32_t rank = 0; rank < 2; ++rank) {
       sources.emplace_back(path_, options, std::vector{rank}).bind(0, rank, "w", held[rank].data(), 24);
       sources.back().prepare();
     }
-    return sources;
+  }
+  void publish(uint64_t version, bool checked = false) {
+    fill(static_cast<float>(version));
+    for (reshard::Executor &source : sources)
+      source.publish(version, checked);
+  }
+  void release() {
+    for (reshard::Executor &source : sources)
+      source.release(30);
   }
   reshard::Executor openTarget() {
     reshard::Executor target(path_, options, {kWorldRank});
@@ -236,22 +229,20 @@ public:
   const std::string rendezvous = "file://" + folder_.path();
   reshard_options options = RESHARD_OPTIONS_INITIALIZER;
   std::vector<float> held[2] = {std::vector<float>(6), std::vector<float>(6)}, served = std::vector<float>(12);
+  std::deque<reshard::Executor> sources;
 };
 
 TEST_F(WrapperPullTest, AReplicaPullsInCpp) {
-  std::deque<reshard::Executor> sources = openSources();
+  openSources();
   reshard::Executor target = openTarget();
   EXPECT_EQ(thrown([&] { target.pull(0, 0.2); }).first, RESHARD_TIMEOUT);
   for (const uint64_t version : {3, 7}) {
-    fill(static_cast<float>(version));
-    for (reshard::Executor &source : sources)
-      source.publish(version);
+    publish(version);
     EXPECT_EQ(target.pull(version, 30), version);
     EXPECT_EQ(target.version(), version);
     EXPECT_EQ(target.state(), RESHARD_COMPLETE);
     EXPECT_THAT(served, areOf(static_cast<float>(version)));
-    for (reshard::Executor &source : sources)
-      source.release(30);
+    release();
   }
   const std::vector<reshard_replica> found = sources[0].replicas();
   ASSERT_EQ(found.size(), 1u);
@@ -261,17 +252,8 @@ TEST_F(WrapperPullTest, AReplicaPullsInCpp) {
 }
 
 TEST_F(WrapperPullTest, AReplicaChecksWhatItPulls) {
-  std::deque<reshard::Executor> sources = openSources();
+  openSources();
   reshard::Executor target = openTarget();
-  const auto publish = [&](uint64_t version, bool checked) {
-    fill(static_cast<float>(version));
-    for (reshard::Executor &source : sources)
-      source.publish(version, checked);
-  };
-  const auto release = [&] {
-    for (reshard::Executor &source : sources)
-      source.release(30);
-  };
   reshard_check check = RESHARD_CHECK_INITIALIZER;
   publish(3, true);
   EXPECT_EQ(target.pull(3, 30, &check), 3u);
@@ -283,7 +265,7 @@ TEST_F(WrapperPullTest, AReplicaChecksWhatItPulls) {
 
   publish(7, true);
   held[0][2] = 99; // after its digest was computed
-  const std::pair<int, std::string> mismatch = {
+  const Thrown mismatch = {
       RESHARD_FAILED,
       "the memory of replica 1 rank 0 (world rank 3) differs from version 7 of the source: wrong are the tensors 'w'"};
   EXPECT_EQ(thrown([&] { target.pull(7, 30, &check); }), mismatch);
@@ -306,11 +288,10 @@ TEST_F(WrapperPullTest, AReplicaChecksWhatItPulls) {
     reshard_check runOnly = RESHARD_CHECK_INITIALIZER;
     runOnly.*field = 1;
     EXPECT_EQ(thrown([&] { target.pull(7, 30, &runOnly); }),
-              std::pair(int{RESHARD_INVALID},
-                        std::string("found first_index or changed in the check of a pull, which only a run has")));
+              Thrown(RESHARD_INVALID, "found first_index or changed in the check of a pull, which only a run has"));
   }
 
-  publish(8, false);
+  publish(8);
   EXPECT_THAT(thrown([&] { target.pull(8, 30, &check); }).second,
               testing::HasSubstr("version 8 cannot be checked: source rank "));
   EXPECT_EQ(target.pull(8, 30), 8u);
@@ -318,11 +299,9 @@ TEST_F(WrapperPullTest, AReplicaChecksWhatItPulls) {
 
   EXPECT_EQ(thrown([&] { target.digest(1); }).first, RESHARD_INVALID);
   EXPECT_EQ(thrown([&] { target.publish(9, true); }),
-            std::pair(int{RESHARD_INVALID},
-                      std::string("publish on replica 1 rank 0 (world rank 3), expected a rank of the source")));
+            Thrown(RESHARD_INVALID, "publish on replica 1 rank 0 (world rank 3), expected a rank of the source"));
   EXPECT_EQ(thrown([&] { sources[0].pull(0, 0, &check); }),
-            std::pair(int{RESHARD_INVALID},
-                      std::string("pull on source rank 0 (world rank 0), expected a rank of a replica")));
+            Thrown(RESHARD_INVALID, "pull on source rank 0 (world rank 0), expected a rank of a replica"));
 }
 
 TEST_F(WrapperPullTest, ACheckedPullNamesParamsWithoutADigest) {
@@ -407,8 +386,7 @@ TEST_F(WrapperTest, Transforms) {
                                    },
                                    nullptr, nullptr});
   EXPECT_EQ(thrown([&] { executor.prepare(); }),
-            std::make_pair(int{RESHARD_BAD_BINDING},
-                           std::string("rank 2 param 'w' needs finalize of the transform 'pack', which is not set")));
+            Thrown(RESHARD_BAD_BINDING, "rank 2 param 'w' needs finalize of the transform 'pack', which is not set"));
   const auto take = [&](const reshard_transformed &param) {
     EXPECT_THAT(std::vector(param.shape, param.shape + param.dimensions), ElementsAre(2, 6));
     if (!taken.empty())
@@ -420,8 +398,7 @@ TEST_F(WrapperTest, Transforms) {
   executor.run(60);
   EXPECT_THAT(taken, ElementsAre(3, 3, 3, 3, 3, 3, 4, 4, 4, 4, 4, 4));
   EXPECT_EQ(thrown([&] { executor.run(); }),
-            std::make_pair(int{RESHARD_FAILED},
-                           std::string("finalize of the transform 'pack' failed for param 'w' on rank 2")));
+            Thrown(RESHARD_FAILED, "finalize of the transform 'pack' failed for param 'w' on rank 2"));
   EXPECT_EQ(begun, 2);
 }
 

@@ -30,7 +30,6 @@
 
 using namespace reshard;
 using tests::bytesOf;
-using tests::in;
 
 namespace {
 
@@ -62,7 +61,7 @@ struct Side {
 
 /// Polls messengers until the condition is true; false if it is not in time.
 bool until(const std::vector<Side *> &sides, const std::function<bool()> &condition, double seconds = 20) {
-  const Deadline deadline = in(seconds);
+  const Deadline deadline = deadlineIn(seconds);
   Backoff backoff;
   while (!condition()) {
     if (passed(deadline))
@@ -396,7 +395,7 @@ TEST(MessengerChild, Runs) {
   const Result<uint32_t> peer = side->connect(address);
   ASSERT_TRUE(peer.ok() && side->send(*peer, frameOf(1)).ok());
   std::map<uint64_t, std::vector<std::byte>> data; // by token
-  const Deadline deadline = in(60);
+  const Deadline deadline = deadlineIn(60);
   for (uint64_t token = 0; !passed(deadline);) {
     side.poll();
     for (const MessengerEvent &event : std::exchange(side.events, {})) {
@@ -470,7 +469,7 @@ protected:
       return;
     }
     EXPECT_EQ((*side_)->sendData(peer_, {}, data.data(), data.size(), 1).message(), "");
-    (void)until({side_.get()}, [] { return false; }, static_cast<double>(random() % 8000) * 1e-6);
+    (void)until({side_.get()}, [] { return false; }, static_cast<double>(1 + random() % 8000) * 1e-6);
     other->signal(number % 3 == 1 ? SIGKILL : SIGSTOP);
     if (number % 3 == 1) {
       expectLost(4);

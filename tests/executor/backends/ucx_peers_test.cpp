@@ -18,7 +18,6 @@
 #include <thread>
 
 using namespace reshard;
-using tests::in;
 
 namespace {
 
@@ -32,7 +31,7 @@ constexpr double kStart = 20;
 struct Process {
   Process(const std::string &folder, uint32_t rank) {
     const Authenticator authenticator = *Authenticator::create("");
-    store = std::move(*openStore({"file://" + folder, rank == 0, authenticator, false}, in(kStart)));
+    store = std::move(*openStore({"file://" + folder, rank == 0, authenticator, false}, deadlineIn(kStart)));
     rendezvous = std::make_unique<StoreRendezvous>(*store, JobOptions{"", "plan", rank, 2, authenticator});
     Result<std::unique_ptr<Channel>> opened = openChannel("ucx", {.seconds = kStart, .rendezvous = rendezvous.get()});
     EXPECT_EQ(opened.status().message(), "");
@@ -95,7 +94,7 @@ INSTANTIATE_TEST_SUITE_P(Over, UcxPeers, testing::Values("", "tcp"),
 /// Polls until `status` gives an error.
 template <class Poll> Status firstError(double seconds, Poll status) {
   Backoff backoff;
-  for (const Deadline deadline = in(seconds); !passed(deadline); backoff.wait())
+  for (const Deadline deadline = deadlineIn(seconds); !passed(deadline); backoff.wait())
     if (Status found = status(); !found.ok())
       return found;
   return {};

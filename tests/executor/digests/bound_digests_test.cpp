@@ -5,7 +5,7 @@
 #include "executor/digests/run_digests.h"
 #include "executor/transports/transport.h"
 #include "tests/executor/cpu_device.h"
-#include "tests/executor/thrown.h"
+#include "tests/lib/threads.h"
 #include "tests/verify/support.h"
 #include "tools/run/memory.h"
 #include "verify/check/synthesize.h"
@@ -16,7 +16,6 @@
 #include <barrier>
 #include <random>
 #include <set>
-#include <thread>
 #include <tuple>
 
 namespace reshard {
@@ -77,8 +76,7 @@ private:
 class DigestsTest : public testing::Test {
 public:
   void open(const std::string &yaml, uint64_t seed = 1) {
-    ASSERT_NO_FATAL_FAILURE(tests::compile(yaml, folder_ / "plan"));
-    ASSERT_EQ(Plan::open(folder_ / "plan", plan_).message(), "");
+    plan_ = tests::compiledPlan(yaml);
     memory_ = std::make_unique<tools::Memory>(*plan_);
     for (uint32_t endpoint = 0; endpoint < plan_->manifest().endpoints()->size(); ++endpoint)
       ASSERT_EQ(memory_->allocate(endpoint).message(), "");
@@ -93,6 +91,7 @@ public:
     return *std::find_if(memory_->rankMemories().begin(), memory_->rankMemories().end(),
                          [&](const auto &each) { return each.endpoint == endpoint && each.meshRank == meshRank; });
   }
+  static bool everyRank(uint32_t) { return true; }
   DigestMemory digestMemory(Transport &transport, unsigned threads, std::function<bool(uint32_t rank)> local) const {
     return {*plan_, transport, threads,
             [this, local = std::move(local)](uint32_t number, uint32_t meshRank) {
@@ -106,30 +105,29 @@ public:
   template <class Result> std::vector<Result> inProcesses(uint32_t count, std::function<Result(RunDigests &)> work) {
     Processes processes(count);
     std::vector<Result> results(count);
-    std::vector<std::thread> threads;
-    for (uint32_t p = 0; p < count; ++p)
-      threads.emplace_back([&, p] {
-        ProcessTransport transport(processes, p);
-        RunDigests digests(digestMemory(transport, 1 + p % 2, [=](uint32_t rank) { return rank % count == p; }));
-        results[p] = work(digests);
-      });
-    for (std::thread &thread : threads)
-      thread.join();
+    tests::onThreads(count, [&](uint32_t p) {
+      ProcessTransport transport(processes, p);
+      RunDigests digests(digestMemory(transport, 1 + p % 2, [=](uint32_t rank) { return rank % count == p; }));
+      results[p] = work(digests);
+    });
     return results;
   }
-  /// The digests of an endpoint as text, by name; the same in every process.
-  std::map<std::string, std::string> side(uint32_t endpoint, uint32_t processes = 1) {
-    using Texts = std::map<std::string, std::string>;
-    const std::vector<Texts> all = inProcesses<Texts>(processes, [&](RunDigests &digests) {
-      Texts texts;
-      const Result<std::vector<SideDigest>> found = digests.side(endpoint, false, {});
-      EXPECT_EQ(found.status().message(), "");
-      for (const SideDigest &each : *found) {
-        texts[each.tensor] = each.sum.digest.text();
-        EXPECT_TRUE(each.whole()) << each.tensor;
-      }
-      return texts;
-    });
+  using Texts = std::map<std::string, std::string>;
+  /// The digests of an endpoint as text, by name.
+  static Texts textsOf(RunDigests &digests, uint32_t endpoint) {
+    Texts texts;
+    const Result<std::vector<SideDigest>> found = digests.side(endpoint, false, {});
+    EXPECT_EQ(found.status().message(), "");
+    for (const SideDigest &each : *found) {
+      texts[each.tensor] = each.sum.digest.text();
+      EXPECT_TRUE(each.whole()) << each.tensor;
+    }
+    return texts;
+  }
+  /// The same in every process.
+  Texts side(uint32_t endpoint, uint32_t processes = 1) {
+    const std::vector<Texts> all =
+        inProcesses<Texts>(processes, [&](RunDigests &digests) { return textsOf(digests, endpoint); });
     for (const Texts &texts : all)
       EXPECT_EQ(texts, all[0]);
     return all[0];
@@ -145,7 +143,6 @@ public:
     return errors[0];
   }
 
-  const tests::TemporaryFolder folder_;
   std::unique_ptr<Plan> plan_;
   std::unique_ptr<tools::Memory> memory_;
 };
@@ -243,14 +240,12 @@ TEST_F(DigestsTest, TheIndexOfHoldingsHasTheElementsOfEveryMeshRank) {
 TEST_F(DigestsTest, AreEqualInEveryLayoutAndOnEveryNumberOfProcesses) {
   ASSERT_NO_FATAL_FAILURE(open(jobOf(kTrain, kWhole)));
   // Of whole tensors in memory, by the definition alone.
-  std::map<std::string, std::string> wanted;
-  const MeshRankMemory &whole = memoryOf(1, 0);
-  for (uint32_t p = 0; p < whole.params.size(); ++p)
-    for (const schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint(1), p, 0)) {
-      kernels::TensorDigest digest;
-      digest.add(whole.params[p][instance.instance], 1, 1, 0, static_cast<uint64_t>(instance.bytes));
-      wanted[instance.name] = digest.text();
-    }
+  Texts wanted;
+  tests::forEachBound(*plan_, memoryOf(1, 0), [&](const schema::ParamInstance &instance, const std::byte *at) {
+    kernels::TensorDigest digest;
+    digest.add(at, 1, 1, 0, static_cast<uint64_t>(instance.bytes));
+    wanted[instance.name] = digest.text();
+  });
   EXPECT_EQ(wanted.size(), 16u);
   for (const auto &[source, target] : {std::pair(kTrain, kWhole), {kTrain, kServe}, {kServe, kTrain}}) {
     ASSERT_NO_FATAL_FAILURE(open(jobOf(source, target)));
@@ -319,20 +314,17 @@ TEST_F(DigestsTest, OneWrongElementOfOneRankIsFound) {
 TEST_F(DigestsTest, NamesSomeTensorsAndRanks) {
   ASSERT_NO_FATAL_FAILURE(open(jobOf(kTrain, kServe)));
   for (const MeshRankMemory &memory : memory_->rankMemories())
-    if (memory.endpoint == 1)
-      for (uint32_t p = 0; p < memory.params.size(); ++p)
-        for (const schema::ParamInstance &instance :
-             schema::instances(plan_->manifest(), endpoint(1), p, memory.meshRank))
-          if (instance.name == "norm" && memory.meshRank != 2 && memory.meshRank != 5)
-            memory.params[p][0][0] ^= std::byte{1};
+    if (memory.endpoint == 1 && memory.meshRank != 2 && memory.meshRank != 5)
+      tests::forEachBound(*plan_, memory, [](const schema::ParamInstance &instance, std::byte *at) {
+        if (instance.name == "norm")
+          at[0] ^= std::byte{1};
+      });
   EXPECT_EQ(check(3, {}), "the targets differ from the source after the run: tensor 'norm' is wrong on target rank 10, "
                           "rank 11, rank 13, rank 14, rank 16, rank 17");
-  for (const MeshRankMemory &memory : memory_->rankMemories())
-    if (memory.endpoint == 1 && memory.meshRank == 3)
-      for (uint32_t p = 0; p < memory.params.size(); ++p)
-        for (const schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint(1), p, 3))
-          for (int64_t at = 0; at < instance.bytes; ++at)
-            memory.params[p][instance.instance][at] ^= std::byte{1};
+  tests::forEachBound(*plan_, memoryOf(1, 3), [](const schema::ParamInstance &instance, std::byte *at) {
+    for (int64_t byte = 0; byte < instance.bytes; ++byte)
+      at[byte] ^= std::byte{1};
+  });
   EXPECT_THAT(check(3, {}), HasSubstr("; and 8 more tensors are wrong"));
 }
 
@@ -356,7 +348,7 @@ TEST_F(DigestsTest, QuantizedParamsAreLeftOutByName) {
                                     "transformed ones: target param 'a', target param 'a_scale'"));
   Processes processes(1);
   ProcessTransport transport(processes, 0);
-  RunDigests digests(digestMemory(transport, 1, [](uint32_t) { return true; }));
+  RunDigests digests(digestMemory(transport, 2, everyRank));
   EXPECT_EQ(digests.side(1, false, {}).status().kind(), ErrorKind::invalid);
   ASSERT_TRUE(digests.side(1, true, {}).ok());
   EXPECT_THAT(digests.undigested(), ElementsAre("target param 'a'", "target param 'a_scale'"));
@@ -367,7 +359,7 @@ TEST_F(DigestsTest, ASourceThatHasNotChangedIsAnError) {
   ASSERT_NO_FATAL_FAILURE(open(jobOf(kTrain, kServe)));
   Processes processes(1);
   ProcessTransport transport(processes, 0);
-  RunDigests digests(digestMemory(transport, 2, [](uint32_t) { return true; }));
+  RunDigests digests(digestMemory(transport, 2, everyRank));
   const CheckOptions changed{.firstIndex = false, .changed = true, .allowUndigested = false};
   for (uint64_t seed = 1; seed < 3; ++seed) {
     fill(seed);
@@ -385,15 +377,9 @@ TEST_F(DigestsTest, OfADeviceAreThoseOfItsMemory) {
   auto cpu = std::make_unique<tests::CpuDevice>(1);
   const uint64_t &launches = cpu->digests;
   const std::unique_ptr<Transport> device = makeRecordedTransport(std::move(cpu), nullptr, {});
-  RunDigests digests(digestMemory(*device, 1, [](uint32_t) { return true; }));
-  for (const uint32_t number : {0u, 1u}) {
-    const Result<std::vector<SideDigest>> found = digests.side(number, false, {});
-    ASSERT_EQ(found.status().message(), "");
-    std::map<std::string, std::string> texts;
-    for (const SideDigest &each : *found)
-      texts[each.tensor] = each.sum.digest.text();
-    EXPECT_EQ(texts, side(number));
-  }
+  RunDigests digests(digestMemory(*device, 1, everyRank));
+  for (const uint32_t number : {0u, 1u})
+    EXPECT_EQ(textsOf(digests, number), side(number));
   EXPECT_GT(launches, 0u);
   ASSERT_EQ(digests.expect({.firstIndex = true}, {}).message(), "");
   const uint64_t before = launches;
@@ -405,17 +391,13 @@ TEST_F(DigestsTest, AFailureOfOneProcessFailsAll) {
   ASSERT_NO_FATAL_FAILURE(open(jobOf(kTrain, kServe)));
   Processes processes(3);
   std::vector<std::string> errors(3);
-  std::vector<std::thread> threads;
-  for (uint32_t p = 0; p < 3; ++p)
-    threads.emplace_back([&, p] {
-      ProcessTransport transport(processes, p);
-      DigestMemory memory = digestMemory(transport, 1, [=](uint32_t rank) { return rank % 3 == p; });
-      if (p == 1)
-        memory.bound = [](uint32_t, uint32_t, uint32_t, uint32_t) { return nullptr; };
-      errors[p] = RunDigests(std::move(memory)).side(0, false, {}).status().message();
-    });
-  for (std::thread &thread : threads)
-    thread.join();
+  tests::onThreads(3, [&](uint32_t p) {
+    ProcessTransport transport(processes, p);
+    DigestMemory memory = digestMemory(transport, 1, [=](uint32_t rank) { return rank % 3 == p; });
+    if (p == 1)
+      memory.bound = [](uint32_t, uint32_t, uint32_t, uint32_t) { return nullptr; };
+    errors[p] = RunDigests(std::move(memory)).side(0, false, {}).status().message();
+  });
   EXPECT_EQ(errors[1], "source rank 1 param 'qk.0' is not bound: a digest needs all params");
   EXPECT_EQ(errors[0], "the digests of another rank failed; see its error");
   EXPECT_EQ(errors[2], errors[0]);

@@ -20,6 +20,7 @@ namespace {
 using testing::ElementsAre;
 using testing::HasSubstr;
 using tests::thrown;
+using tests::Thrown;
 
 /// Ranks 0 to 3 hold the source, two replicas of two halves, and the target, four quarters.
 const std::string kJob = "version: 1\nmodel: {dtype: fp32, tensors: {w: {shape: [8, 3], shard: {0: tp}}, b: [2]}}\n"
@@ -61,15 +62,13 @@ public:
   std::optional<Executor> executor_;
 };
 
-std::pair<int, std::string> error(int status, const std::string &text) { return {status, text}; }
-
 } // namespace
 
 TEST_F(DigestCallsTest, ChecksRunsAndRunsAgainAfterAMismatch) {
   ASSERT_NO_FATAL_FAILURE(open(kJob));
   reshard_check check = RESHARD_CHECK_INITIALIZER;
-  EXPECT_EQ(thrown([&] { executor_->digest(0); }), error(RESHARD_INVALID, "digest before prepare"));
-  EXPECT_EQ(thrown([&] { executor_->run(0, &check); }), error(RESHARD_INVALID, "a checked run before prepare"));
+  EXPECT_EQ(thrown([&] { executor_->digest(0); }), Thrown(RESHARD_INVALID, "digest before prepare"));
+  EXPECT_EQ(thrown([&] { executor_->run(0, &check); }), Thrown(RESHARD_INVALID, "a checked run before prepare"));
   bind();
   executor_->prepare();
   executor_->run(60, &check);
@@ -82,16 +81,17 @@ TEST_F(DigestCallsTest, ChecksRunsAndRunsAgainAfterAMismatch) {
   replica[11] = -1;
   check.first_index = 1;
   EXPECT_EQ(thrown([&] { executor_->run(0, &check); }),
-            error(RESHARD_FAILED, "the targets differ from the source after the run: tensor 'w' is wrong on target "
-                                  "rank 3, first at index [7, 2] on rank 3"));
+            Thrown(RESHARD_FAILED, "the targets differ from the source after the run: tensor 'w' is wrong on target "
+                                   "rank 3, first at index [7, 2] on rank 3"));
   EXPECT_EQ(executor_->state(), RESHARD_TORN);
   EXPECT_EQ(executor_->version(), 1u);
   EXPECT_NE(digest(0), digest(1)); // of the target's wrong element, and of the source's first replica
   replica[11] = 12;
   check.changed = 1;
   EXPECT_EQ(thrown([&] { executor_->run(0, &check); }),
-            error(RESHARD_INVALID, "the source has not changed since the last run that was checked: the digests of all "
-                                   "its tensors are the same"));
+            Thrown(RESHARD_INVALID,
+                   "the source has not changed since the last run that was checked: the digests of all "
+                   "its tensors are the same"));
   EXPECT_EQ(executor_->state(), RESHARD_TORN); // nothing was moved
   for (const uint32_t rank : {0u, 1u, 2u, 3u})
     (*places_.at({0, rank, "b"}))[1] = 7;
@@ -148,9 +148,9 @@ TEST_F(DigestCallsTest, TransformedParamsAreUndigested) {
   const std::string text =
       "expected params that hold elements of tensors on both sides, found quantized or transformed "
       "ones: target param 'b'";
-  EXPECT_EQ(thrown([&] { executor_->digest(1); }), error(RESHARD_INVALID, text));
+  EXPECT_EQ(thrown([&] { executor_->digest(1); }), Thrown(RESHARD_INVALID, text));
   reshard_check check = RESHARD_CHECK_INITIALIZER;
-  EXPECT_EQ(thrown([&] { executor_->run(0, &check); }), error(RESHARD_INVALID, text));
+  EXPECT_EQ(thrown([&] { executor_->run(0, &check); }), Thrown(RESHARD_INVALID, text));
   EXPECT_EQ(executor_->state(), RESHARD_EMPTY);
   check.allow_undigested = 1;
   executor_->run(0, &check);
@@ -164,7 +164,7 @@ TEST_F(DigestCallsTest, WrongArguments) {
   ASSERT_NO_FATAL_FAILURE(open(kJob));
   bind();
   executor_->prepare();
-  EXPECT_EQ(thrown([&] { executor_->digest(2); }), error(RESHARD_INVALID, "there is no endpoint 2, the plan has 2"));
+  EXPECT_EQ(thrown([&] { executor_->digest(2); }), Thrown(RESHARD_INVALID, "there is no endpoint 2, the plan has 2"));
   const reshard_tensor_digest *list = nullptr;
   size_t count = 0;
   EXPECT_EQ(reshard_digest(executor_->handle(), 0, 0, 0, 3, &list, &count), RESHARD_INVALID);
@@ -187,7 +187,7 @@ TEST_F(DigestCallsTest, APlanThatMovesNoBytesFailsACheckedRun) {
   executor_->run();
   reshard_check check = RESHARD_CHECK_INITIALIZER;
   EXPECT_EQ(thrown([&] { executor_->run(0, &check); }),
-            error(RESHARD_INVALID, "the plan moves no bytes: no target has a param with elements"));
+            Thrown(RESHARD_INVALID, "the plan moves no bytes: no target has a param with elements"));
 }
 
 } // namespace reshard

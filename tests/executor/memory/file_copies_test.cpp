@@ -25,20 +25,16 @@ constexpr uint64_t kBytes = 3 << 20;
 class FileCopiesTest : public testing::Test {
 protected:
   void SetUp() override {
-    std::string pattern = testing::TempDir() + "file-copies-XXXXXX";
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
     for (MappedFile *file : {&source, &target}) {
-      Result<MappedFile> made = MappedFile::create(folder_ + (file == &source ? "/source" : "/target"), kBytes);
+      Result<MappedFile> made = MappedFile::create(folder_ / (file == &source ? "source" : "target"), kBytes);
       ASSERT_EQ(made.status().message(), "");
       *file = std::move(*made);
     }
     for (uint64_t i = 0; i < kBytes; ++i)
       source.data()[i] = static_cast<std::byte>(i * 7 + i / 251); // does not repeat after a power of two
   }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
 
-  std::string folder_;
+  const tests::TemporaryFolder folder_;
   MappedFile source, target;
 };
 
@@ -75,7 +71,7 @@ TEST_F(FileCopiesTest, CopiesFromFilesAndFromMemory) {
 }
 
 TEST_F(FileCopiesTest, AFileThatCannotBeWrittenIsAnErrorWithItsPath) {
-  const Result<MappedFile> readOnly = MappedFile::open(folder_ + "/target");
+  const Result<MappedFile> readOnly = MappedFile::open(folder_ / "target");
   ASSERT_EQ(readOnly.status().message(), "");
   const FileCopies all({&*readOnly, &source});
   const auto place = all.find(readOnly->data(), 100);
@@ -87,8 +83,8 @@ TEST_F(FileCopiesTest, AFileThatCannotBeWrittenIsAnErrorWithItsPath) {
 }
 
 TEST_F(FileCopiesTest, AFileThatWasReplacedIsNotWritten) {
-  const std::string path = folder_ + "/target";
-  std::filesystem::rename(path, folder_ + "/elsewhere");
+  const std::string path = folder_ / "target";
+  std::filesystem::rename(path, folder_ / "elsewhere");
   EXPECT_FALSE(FileCopies({&target}).find(target.data(), 1));
   ASSERT_EQ(MappedFile::create(path, kBytes).status().message(), "");
   EXPECT_FALSE(FileCopies({&target}).find(target.data(), 1));
@@ -98,7 +94,7 @@ TEST_F(FileCopiesTest, OpensAtMostHalfOfTheFilesThatTheProcessMayHave) {
   std::vector<MappedFile> many(200);
   std::vector<const MappedFile *> files;
   for (MappedFile &file : many) {
-    Result<MappedFile> opened = MappedFile::open(folder_ + "/source");
+    Result<MappedFile> opened = MappedFile::open(folder_ / "source");
     ASSERT_EQ(opened.status().message(), "");
     file = std::move(*opened);
     files.push_back(&file);
@@ -142,7 +138,7 @@ TEST_F(FileCopiesTest, RunsWriteRangesThatAreNotAdjacent) {
        }},
   };
   for (const Case &each : cases) {
-    const std::string plan = folder_ + "/plan";
+    const std::string plan = folder_ / "plan";
     ASSERT_NO_FATAL_FAILURE(tests::compile("version: 1\n"
                                            "model: {dtype: fp32, tensors: {a: [256, 2048], b: [64, 2048]}, layouts: {"
                                            "s: {params: same}, t: {params: " +

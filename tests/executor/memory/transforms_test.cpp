@@ -279,8 +279,7 @@ struct Recorder {
 } // namespace
 
 TEST_F(TransformsTest, OnADeviceHooksAreCalledOnceInPrepare) {
-  std::unique_ptr<Plan> plan;
-  ASSERT_EQ(Plan::open(folder_ / "plan", plan).message(), "");
+  const std::unique_ptr<Plan> plan = tests::openPlan(folder_ / "plan");
   const tests::Ranks ranks = tests::fillRanks(*plan, 1);
   std::vector<LocalRank> locals = tests::locals(ranks);
   Recorder recorder;

@@ -28,17 +28,13 @@ TEST_F(PullCheckTest, ACheckedPullComparesTheDigestsOfTheSources) {
     for (const uint64_t version : {1, 2}) {
       publish(version);
       const std::string all = std::to_string(version) + " " + std::to_string(version);
-      std::vector<std::thread> threads; // two of them read from replicas
-      for (const uint32_t replica : {0, 1, 2})
-        threads.emplace_back([&, replica] { EXPECT_EQ(pullReplica(replica, version, 10, true), all); });
-      for (std::thread &thread : threads)
-        thread.join();
+      tests::onThreads(3, [&](uint32_t replica) { // two of them read from replicas
+        EXPECT_EQ(pullReplica(replica, version, 10, true), all);
+      });
       EXPECT_EQ(pullReplica(0, version, 10, true), all); // moves nothing
       release();
     }
-    processes.clear();
-    store.clear();
-    expected.clear();
+    end();
   }
 }
 
@@ -74,8 +70,7 @@ TEST_F(PullCheckTest, ACheckOfAVersionWithoutDigestsFails) {
   startSources();
   startReplica(0);
   publish(0, 1);
-  processes[1]->memory.fill(1);
-  EXPECT_EQ(processes[1]->transport->publish(1, [] { return Status(); }).message(), "");
+  publishWithoutDigests(1, 1);
   EXPECT_EQ(pull(3, 1, 10, true).status().message(),
             "version 1 cannot be checked: source rank 1 (world rank 1) has published it without digests");
   EXPECT_EQ(writes, 0);
@@ -90,15 +85,15 @@ TEST_F(PullCheckTest, ACheckOfAVersionThatIsReplacedPullsTheNextOne) {
   publish(1);
   EXPECT_EQ(pullReplica(0), "1 1");
   EXPECT_TRUE(soon([&] { return processes[1]->transport->leases() == 0; })); // else release would wait for one
-  network.freeze(processes[1]->addresses[0]);                                // the coordinator, rank 0, answers
+  freeze(1);                                                                 // the coordinator, rank 0, answers
   std::thread puller([&] { EXPECT_EQ(pullReplica(0, 1, 20, true), "2 2"); });
   EXPECT_TRUE(soon([&] { // the pull has begun, with version 1
-    const Result<std::vector<ReplicaInfo>> found = processes[0]->transport->replicas(in(10));
-    return found.ok() && found->size() == 1 && found->front().state == ReplicaInfo::kPulling;
+    const std::optional<ReplicaInfo> info = onlyReplica(0);
+    return info && info->state == ReplicaInfo::kPulling;
   }));
   release();
   publish(2);
-  network.freeze(processes[1]->addresses[0], false);
+  freeze(1, false);
   puller.join();
 }
 
@@ -128,15 +123,13 @@ TEST_F(PullCheckTest, ACallComparesAVersionOnce) {
   publish(1);
   std::thread late([&] { EXPECT_EQ(pull(2, 1, 20, true).status().message(), ""); });
   EXPECT_TRUE(soon([&] { return comparisons == 1; }));
-  const auto connected = [&](uint32_t ranks) { // of the replica
-    const Result<std::vector<ReplicaInfo>> found = processes[1]->transport->replicas(in(10));
-    return found.ok() && found->size() == 1 && found->front().ranks == ranks;
-  };
   for (int i = 0; i < 3; ++i) // rank 0 of the replica begins again each time
     for (const bool isCut : {true, false}) {
-      for (const std::string &address : processes[2]->addresses)
-        network.cut(address, isCut);
-      EXPECT_TRUE(soon([&] { return connected(isCut ? 0 : 1); }));
+      cut(2, isCut);
+      EXPECT_TRUE(soon([&] {
+        const std::optional<ReplicaInfo> info = onlyReplica();
+        return info && info->ranks == (isCut ? 0u : 1u);
+      }));
     }
   EXPECT_EQ(pull(3, 1, 10).status().message(), "");
   late.join();
@@ -148,14 +141,12 @@ TEST_F(PullCheckTest, ALateAnswerToAnEarlierCallIsDropped) {
   compile(kPairs);
   startSources();
   startReplica(0);
-  for (const uint32_t rank : fleet.sources()) {
-    processes[rank]->memory.fill(1);
-    EXPECT_EQ(processes[rank]->transport->publish(1, [] { return Status(); }).message(), "");
-  }
+  for (const uint32_t rank : fleet.sources())
+    publishWithoutDigests(rank, 1);
   EXPECT_EQ(pullReplica(0), "1 1");
-  network.freeze(processes[1]->addresses[0]);
+  freeze(1);
   EXPECT_THAT(pull(3, 1, 0.2, true).status().message(), HasSubstr("waited for the digests of version 1"));
-  network.freeze(processes[1]->addresses[0], false);
+  freeze(1, false);
   EXPECT_EQ(pull(3, 2, 0.3, true).status().message(),
             "timed out: no source has published version >= 2; the newest is 1");
   release();
@@ -171,15 +162,7 @@ TEST_F(PullCheckTest, ASourceThatStartsAgainGivesTheDigestsOfItsOwnVersion) {
   publish(4);
   EXPECT_EQ(pullReplica(0, 4, 10, true), "4 4");
   startSources();
-  expected[4] = tests::copied(*plan, 99);
-  for (const uint32_t rank : fleet.sources()) {
-    Process &source = *processes[rank];
-    source.memory.fill(99);
-    EXPECT_EQ(source.transport->publish(
-                                  4, [] { return Status(); }, [&] { return source.digests->sourceDigests(); })
-                  .message(),
-              "");
-  }
+  publishAgain(4);
   EXPECT_EQ(pullReplica(0, 4, 10, true), "4 4");
 }
 
@@ -189,10 +172,10 @@ TEST_F(PullCheckTest, ACheckWaitsForASourceUntilItsDeadline) {
   startReplica(0);
   publish(1);
   EXPECT_EQ(pullReplica(0), "1 1");
-  network.freeze(processes[1]->addresses[0]);
+  freeze(1);
   EXPECT_EQ(pull(3, 1, 0.3, true).status().message(),
             "timed out: waited for the digests of version 1 from source rank 1 (world rank 1)");
-  network.freeze(processes[1]->addresses[0], false);
+  freeze(1, false);
   EXPECT_EQ(pullReplica(0, 1, 10, true), "1 1");
 }
 

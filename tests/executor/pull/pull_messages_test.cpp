@@ -4,7 +4,6 @@
 
 #include "executor/pull/message_table.h"
 #include "tests/executor/ranks.h"
-#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
@@ -14,8 +13,7 @@ using tests::RankMemory;
 
 namespace {
 
-const std::string kModel = "version: 1\nmodel: {dtype: bf16, index: {l: 2}, tensors: {a: [96, 40], \"r.{l}\": {shape: "
-                           "[96, 48], shard: {0: tp}}, \"c.{l}\": {shape: [64, 48], shard: {1: tp}}}}\n";
+const std::string &kModel = tests::detail::kRelayModel;
 const std::string kJobs[] = {
     kModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 3}, ranks: 2..4, replicas: 4}\n",
     // One rank of a node receives and forwards.
@@ -87,12 +85,9 @@ void step(std::vector<std::unique_ptr<Member>> &members, const Fleet &fleet, std
 }
 
 TEST(PullMessages, RangesInAnyOrderGiveEveryReplicaTheBytesOfTheSources) {
-  const tests::TemporaryFolder folder;
   for (const std::string &job : kJobs) {
     SCOPED_TRACE(job);
-    std::unique_ptr<Plan> plan;
-    tests::compile(job, folder / "plan");
-    ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+    const std::unique_ptr<Plan> plan = tests::compiledPlan(job);
     const tests::Ranks expected = tests::copied(*plan, 5);
     const Result<Fleet> fleet = Fleet::of(*plan);
     ASSERT_EQ(fleet.status().message(), "");
@@ -117,10 +112,7 @@ TEST(PullMessages, RangesInAnyOrderGiveEveryReplicaTheBytesOfTheSources) {
 }
 
 TEST(PullMessages, OnlyTheRanksOfAMessageObtainIt) {
-  const tests::TemporaryFolder folder;
-  std::unique_ptr<Plan> plan;
-  tests::compile(kJobs[1], folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  const std::unique_ptr<Plan> plan = tests::compiledPlan(kJobs[1]);
   const Result<Fleet> fleet = Fleet::of(*plan);
   ASSERT_TRUE(fleet.ok());
   EXPECT_EQ(fleet->name(17), "replica 1 rank 1 (world rank 17)");
@@ -148,10 +140,7 @@ TEST(PullMessages, OnlyTheRanksOfAMessageObtainIt) {
 }
 
 TEST(PullMessages, APlanThatIsNotForPullModeIsInvalid) {
-  const tests::TemporaryFolder folder;
-  std::unique_ptr<Plan> plan;
-  tests::compile(kModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2}}\n", folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  const std::unique_ptr<Plan> plan = tests::compiledPlan(kModel + "source: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 2}}\n");
   EXPECT_EQ(Fleet::of(*plan).status().message(), "pull mode needs a plan whose target has `replicas`, found none");
 }
 

@@ -4,7 +4,6 @@
 #include "executor/pull/server.h"
 #include "tests/executor/local_messenger.h"
 #include "tests/executor/ranks.h"
-#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
@@ -20,10 +19,8 @@ protected:
   static constexpr uint64_t kBytes = 1024; // of the one message
 
   void SetUp() override {
-    tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 8]}}\nsource: {mesh: {tp: 1}}\ntarget: {mesh: "
-                   "{tp: 1}, ranks: 1..1, replicas: 2}\n",
-                   folder_ / "plan");
-    ASSERT_EQ(Plan::open(folder_ / "plan", plan_).message(), "");
+    plan_ = tests::compiledPlan("version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 8]}}\nsource: {mesh: {tp: 1}}\n"
+                                "target: {mesh: {tp: 1}, ranks: 1..1, replicas: 2}\n");
     const Result<Fleet> fleet = Fleet::of(*plan_);
     ASSERT_EQ(fleet.status().message(), "");
     memory_.emplace(*plan_, kSource);
@@ -72,7 +69,6 @@ protected:
     return answer.words[2] != 0;
   }
 
-  const tests::TemporaryFolder folder_;
   std::unique_ptr<Plan> plan_;
   std::optional<tests::RankMemory> memory_;
   MessageTable table_;

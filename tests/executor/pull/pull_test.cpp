@@ -37,7 +37,6 @@ TEST_F(Pull, AReplicaPullsTheVersionsThatTheSourcesPublish) {
     for (const bool readable : {false, true}) {
       SCOPED_TRACE(job);
       oneHost = readable;
-      expected.clear();
       compile(job);
       startReplica(0); // before the sources
       startSources();
@@ -51,12 +50,9 @@ TEST_F(Pull, AReplicaPullsTheVersionsThatTheSourcesPublish) {
         release();
       }
       publish(8);
-      start(fleet.worldRank(1, 0));
-      for (uint32_t i = 1; i < fleet.replicaRanks(); ++i)
-        start(fleet.worldRank(1, i));
+      startReplica(1);
       EXPECT_EQ(pullReplica(1).substr(0, 3), "8 8");
-      processes.clear();
-      store.clear();
+      end();
     }
 }
 
@@ -101,7 +97,6 @@ TEST_F(Pull, PublishAndReleaseCheckTheirOrder) {
   compile(kPairs);
   startSources();
   PullTransport &source = *processes[0]->transport;
-  const auto none = [] { return Status(); };
   EXPECT_EQ(source.release({}).message(), "no version is published");
   EXPECT_EQ(source.publish(0, none).message(), "found version 0, expected more than 0");
   EXPECT_EQ(source.publish(5, none).message(), "");
@@ -123,26 +118,22 @@ TEST_F(Pull, ReleaseRevokesTheLeasesOfReadersAndNamesThem) {
     startSources();
     startReplica(3);
     publish(1);
-    // A rank of the replica that has a lease, and does not get the data.
-    for (const std::string &address : processes[9]->addresses)
-      network.delay(address, 0.15);
+    delay(9, 0.15); // a rank of the replica has a lease, and does not get the data
     std::thread puller([&] { EXPECT_EQ(pullReplica(3, 0, 20), "2 2"); });
     std::string text;
     for (int attempt = 0; attempt < 5000 && text.empty(); ++attempt) { // until the rank has a lease
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       if (processes[1]->transport->leases() > 0)
-        text = processes[1]->transport->release(in(0.05)).message();
+        text = processes[1]->transport->release(deadlineIn(0.05)).message();
     }
     EXPECT_THAT(text, HasSubstr("timed out: version 1 was still read by "));
     EXPECT_THAT(text, HasSubstr("replica 3 rank 1 (world rank 9), for "));
     EXPECT_THAT(text, HasSubstr("; their leases are revoked"));
-    [[maybe_unused]] const Status first = processes[0]->transport->release(in(0.01));
-    for (const std::string &address : processes[9]->addresses)
-      network.delay(address, 0);
+    [[maybe_unused]] const Status first = processes[0]->transport->release(deadlineIn(0.01));
+    delay(9, 0);
     publish(2); // writes the memory
     puller.join();
-    processes.clear();
-    store.clear();
+    end();
   }
 }
 
@@ -153,12 +144,8 @@ TEST_F(Pull, ReplicasReadFromOthersThatPull) {
   for (const uint32_t replica : {0, 1, 2, 3})
     startReplica(replica);
   publish(1);
-  std::vector<std::thread> threads;
-  for (const uint32_t replica : {0, 1, 2, 3})
-    threads.emplace_back([&, replica] { EXPECT_EQ(pullReplica(replica), "1 1"); });
-  for (std::thread &thread : threads)
-    thread.join();
-  const Result<std::vector<ReplicaInfo>> replicas = processes[1]->transport->replicas(in(5));
+  tests::onThreads(4, [&](uint32_t replica) { EXPECT_EQ(pullReplica(replica), "1 1"); });
+  const Result<std::vector<ReplicaInfo>> replicas = processes[1]->transport->replicas(deadlineIn(5));
   ASSERT_TRUE(replicas.ok()) << replicas.status().message();
   ASSERT_EQ(replicas->size(), 4u);
   for (const ReplicaInfo &info : *replicas) {
@@ -183,14 +170,13 @@ TEST_F(Pull, AFrozenOrEndedParentIsLeft) {
     if (ends)
       network.kill(processes[2]->addresses[0]);
     else
-      network.freeze(processes[2]->addresses[0]);
+      freeze(2);
     const auto begin = Clock::now();
     EXPECT_EQ(pullReplica(1, 0, 5), "1 1");
     EXPECT_LT(Clock::now() - begin, std::chrono::seconds(3));
     release();
     first.join();
-    processes.clear();
-    store.clear();
+    end();
   }
 }
 
@@ -202,12 +188,10 @@ TEST_F(Pull, TwoProcessesOfOneRankAreNamed) {
   std::string text;
   std::atomic<bool> ended{false};
   std::thread puller([&] {
-    text = first->transport->pull({5, in(10), [] { return Status(); }, [] { return Status(); }}).status().message();
+    text = first->transport->pull({5, deadlineIn(10), none, none}).status().message();
     ended = true;
   });
-  EXPECT_TRUE(soon([&] {
-    return processes[1]->transport->replicas(in(1)).ok() && !processes[1]->transport->replicas(in(1))->empty();
-  }));
+  EXPECT_TRUE(soon([&] { return onlyReplica().has_value(); }));
   start(2);
   EXPECT_FALSE(pull(2, 5, 1.5).ok());
   EXPECT_TRUE(soon([&] { return ended.load(); }));
@@ -225,13 +209,10 @@ TEST_F(Pull, AProcessThatHasEndedDoesNotReplaceALivingOne) {
   const std::unique_ptr<Process> living = std::move(processes[2]);
   std::string text;
   std::thread puller([&] {
-    const Result<uint64_t> pulled =
-        living->transport->pull({5, in(20), [] { return Status(); }, [] { return Status(); }});
+    const Result<uint64_t> pulled = living->transport->pull({5, deadlineIn(20), none, none});
     text = pulled.ok() ? std::to_string(*pulled) : pulled.status().message();
   });
-  EXPECT_TRUE(soon([&] {
-    return processes[1]->transport->replicas(in(1)).ok() && !processes[1]->transport->replicas(in(1))->empty();
-  }));
+  EXPECT_TRUE(soon([&] { return onlyReplica().has_value(); }));
   start(2);
   EXPECT_FALSE(pull(2, 5, 0.1).ok());
   processes[2].reset();
@@ -247,14 +228,13 @@ TEST_F(Pull, AReplicaThatIsCutOffBetweenPullsConnectsAgain) {
   startReplica(0);
   publish(1);
   EXPECT_EQ(pullReplica(0), "1 1");
-  const auto lists = [&](ReplicaInfo::State state, uint32_t ranks) {
-    const Result<std::vector<ReplicaInfo>> found = processes[1]->transport->replicas(in(10));
-    return found.ok() && found->size() == 1 && found->front().state == state && found->front().ranks == ranks;
-  };
   for (const bool isCut : {true, false}) {
-    for (const std::string &address : processes[2]->addresses)
-      network.cut(address, isCut);
-    EXPECT_TRUE(soon([&] { return isCut ? lists(ReplicaInfo::kLost, 1) : lists(ReplicaInfo::kComplete, 2); }));
+    cut(2, isCut);
+    EXPECT_TRUE(soon([&] {
+      const std::optional<ReplicaInfo> info = onlyReplica();
+      return info && info->state == (isCut ? ReplicaInfo::kLost : ReplicaInfo::kComplete) &&
+             info->ranks == (isCut ? 1u : 2u);
+    }));
   }
   release();
   publish(2);
@@ -268,7 +248,7 @@ TEST_F(Pull, AHookThatThrowsEndsThePull) {
   startReplica(0);
   publish(1);
   PullTransport &rank = *processes[2]->transport;
-  EXPECT_THROW((void)rank.pull({0, in(10), []() -> Status { throw std::runtime_error("the hook"); }, {}}),
+  EXPECT_THROW((void)rank.pull({0, deadlineIn(10), []() -> Status { throw std::runtime_error("the hook"); }, {}}),
                std::runtime_error);
   release(2); // the rank has left its servers
   publish(2);
@@ -320,17 +300,11 @@ TEST_F(Pull, ATrainerThatStartsAgainMayPublishANumberAgain) {
     else
       EXPECT_FALSE(pull(2, 0, 0.5).ok()); // it has its bytes; rank 1 of the replica has none
     startSources();
-    expected[4] = tests::copied(*plan, 99);
-    for (const uint32_t rank : fleet.sources()) {
-      processes[rank]->memory.fill(99);
-      EXPECT_EQ(processes[rank]->transport->publish(4, [] { return Status(); }).message(), "");
-    }
+    publishAgain(4);
     EXPECT_EQ(pullReplica(0), "4 4");
     startReplica(1);
     EXPECT_EQ(pullReplica(1), "4 4");
-    processes.clear();
-    store.clear();
-    expected.clear();
+    end();
   }
 }
 
@@ -340,21 +314,16 @@ TEST_F(Pull, ASourceThatStartsAgainDuringAPullServesAnotherVersion) {
   startSources();
   startReplica(0);
   publish(4);
-  for (const std::string &address : processes[2]->addresses)
-    network.delay(address, 0.05); // ranges arrive one after the other
+  delay(2, 0.05); // ranges arrive one after the other
   std::string text;
   std::thread puller([&] { text = pullReplica(0, 0, 20); });
   std::this_thread::sleep_for(std::chrono::milliseconds(400));
   network.kill(processes[1]->addresses[0]);
   start(1);
-  expected[4] = tests::copied(*plan, 99);
   // Both publish the new bytes: a version of one process with bytes of two would be found.
-  [[maybe_unused]] const Status revoked = processes[0]->transport->release(in(0.01));
+  [[maybe_unused]] const Status revoked = processes[0]->transport->release(deadlineIn(0.01));
   start(0);
-  for (const uint32_t rank : fleet.sources()) {
-    processes[rank]->memory.fill(99);
-    EXPECT_EQ(processes[rank]->transport->publish(4, [] { return Status(); }).message(), "");
-  }
+  publishAgain(4);
   puller.join();
   EXPECT_EQ(text, "4 4");
 }
@@ -401,7 +370,7 @@ TEST_F(Pull, FleetsThatChangeReportNoTornVersion) {
       publish(version);
       std::this_thread::sleep_for(std::chrono::milliseconds(random() % 200));
       for (const uint32_t rank : {0u, 1u}) {
-        const Deadline deadline = in(0.001 * static_cast<double>(1 + random() % 60));
+        const Deadline deadline = deadlineIn(0.001 * static_cast<double>(1 + random() % 60));
         ++(processes[rank]->transport->release(deadline).ok() ? released : revoked);
       }
     }
@@ -435,49 +404,15 @@ TEST_F(Pull, FleetsThatChangeReportNoTornVersion) {
     EXPECT_EQ(pullReplica(replica, 1'000'000), "1000000 1000000");
 }
 
-/// A rank with memory for all its params; that of quantized views is the executor's.
-struct ConvertedRank {
-  ConvertedRank(const Plan &plan, uint32_t planRank, Transport &transport) {
-    local.rank = planRank;
-    EXPECT_EQ(plan.segment(planRank, local.segment).message(), "");
-    for (const schema::BufferRange *range : *local.segment->buffers()) {
-      const schema::Endpoint &endpoint = *plan.manifest().endpoints()->Get(range->endpoint());
-      std::vector<std::byte *> &table = tables.emplace_back();
-      for (const schema::ParamInstance &instance :
-           schema::instances(plan.manifest(), endpoint, range->param(), range->mesh_rank())) {
-        std::vector<std::byte> &bytes = memory.emplace_back(static_cast<size_t>(instance.bytes) + 1, std::byte{0xEE});
-        table.push_back(bytes.data());
-        std::mt19937_64 random(range->param() * 10 + instance.instance + 100 * range->mesh_rank());
-        if (range->endpoint() == 0)
-          std::generate_n(bytes.data(), instance.bytes, [&] { return static_cast<std::byte>(random() % 64); });
-      }
-    }
-    for (const auto &table : tables)
-      local.memory.push_back(table.data());
-    EXPECT_EQ(viewJobs.bind(plan, local, transport).message(), "");
-  }
-  std::deque<std::vector<std::byte *>> tables;
-  std::deque<std::vector<std::byte>> memory;
-  LocalRank local;
-  ViewJobs viewJobs;
-};
-
 TEST_F(Pull, ConvertedParamsEqualThoseOfTransportThreads) {
-  const auto none = [] { return Status(); };
   for (const std::string &form : kConverted) {
     SCOPED_TRACE(form);
     compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [96, 64], r: {shape: [96, 96], shard: {0: tp}}, c: {shape: "
             "[64, 384], shard: {1: tp}}}}\nsource: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 2}, replicas: 3, " +
             form + "}\noptions: {staging: 300KiB}\n");
     const std::unique_ptr<Transport> copies = makeThreadsTransport(1);
-    std::vector<std::unique_ptr<ConvertedRank>> wanted;
-    std::vector<LocalRank> all;
-    for (uint32_t rank = 0; rank < plan->world(); ++rank)
-      all.push_back(wanted.emplace_back(std::make_unique<ConvertedRank>(*plan, rank, *copies))->local);
-    ASSERT_EQ(copies->prepare(*plan, all, {}).message(), "");
-    ASSERT_EQ(copies->run({}).message(), "");
-
-    std::map<uint32_t, std::unique_ptr<ConvertedRank>> ranks;
+    const tests::BoundRanks wanted = tests::runAllRanks(*plan, 1, *copies);
+    std::map<uint32_t, std::unique_ptr<tests::BoundRank>> ranks;
     std::map<uint32_t, std::vector<LocalRank>> locals; // outlive the transports
     std::map<uint32_t, std::unique_ptr<PullTransport>> transports;
     for (uint32_t rank = 0; rank < 3 + 3 * 2; ++rank) {
@@ -488,21 +423,19 @@ TEST_F(Pull, ConvertedParamsEqualThoseOfTransportThreads) {
                       .job = {.name = form, .plan = plan->digest(), .rank = rank, .size = 1, .authenticator = {}},
                       .open = [this]() -> Result<std::unique_ptr<Messenger>> { return network.open("host"); },
                       .rangeBytes = 1000});
-      ranks[rank] = std::make_unique<ConvertedRank>(*plan, fleet.planRank(rank), *transports[rank]);
+      ranks[rank] = std::make_unique<tests::BoundRank>(*plan, fleet.planRank(rank), 1);
+      ASSERT_EQ(ranks[rank]->bind(*plan, *transports[rank]).message(), "");
       locals[rank] = {ranks[rank]->local};
-      ASSERT_EQ(transports[rank]->prepare(*plan, locals[rank], in(10)).message(), "");
+      ASSERT_EQ(transports[rank]->prepare(*plan, locals[rank], deadlineIn(10)).message(), "");
     }
     for (uint32_t rank = 0; rank < 3; ++rank)
       ASSERT_EQ(transports[rank]->publish(1, none).message(), "");
-    std::vector<std::thread> threads;
-    for (uint32_t rank = 3; rank < 9; ++rank)
-      threads.emplace_back([&, rank] {
-        const Result<uint64_t> version = transports[rank]->pull({0, in(10), none, none});
-        EXPECT_EQ(version.status().message(), "");
-        EXPECT_TRUE(ranks[rank]->memory == wanted[fleet.planRank(rank)]->memory) << fleet.name(rank);
-      });
-    for (std::thread &thread : threads)
-      thread.join();
+    tests::onThreads(3 * 2, [&](uint32_t number) {
+      const uint32_t rank = 3 + number;
+      const Result<uint64_t> version = transports[rank]->pull({0, deadlineIn(10), none, none});
+      EXPECT_EQ(version.status().message(), "");
+      EXPECT_TRUE(ranks[rank]->memory() == wanted[fleet.planRank(rank)]->memory()) << fleet.name(rank);
+    });
     transports.clear();
   }
 }

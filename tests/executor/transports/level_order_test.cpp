@@ -19,18 +19,16 @@ class DependencyLevelsTest : public testing::Test {
 protected:
   void compile(const std::string &job) {
     ASSERT_NO_FATAL_FAILURE(tests::compile(job, folder_ / "plan"));
-    ASSERT_EQ(Plan::open(folder_ / "plan", plan_).message(), "");
+    plan_ = openPlan(folder_ / "plan");
   }
   /// Replaces the plan by one in which `level` gives the level of each step.
   template <class Level> void relevel(Level level) {
     UnpackedPlan parts = unpack(folder_ / "plan");
     for (auto &segment : parts.segments)
       for (schema::Step &s : segment->steps)
-        s = {s.bytes(),        s.staging(), s.first_input(), s.input_count(),    s.first_output(),
-             s.output_count(), s.round(),   s.peer(),        s.message(),        s.first_after(),
-             s.after_count(),  s.kind(),    s.slot(),        level(*segment, s), s.chunk()};
+        raw(s).level = level(*segment, s);
     pack(parts, folder_ / "other");
-    ASSERT_EQ(Plan::open(folder_ / "other", plan_).message(), "");
+    plan_ = openPlan(folder_ / "other");
   }
   std::string prepare() {
     const Ranks ranks = fillRanks(*plan_, 1);
@@ -44,10 +42,8 @@ protected:
 } // namespace
 
 TEST_F(DependencyLevelsTest, CopiesOfALevelRunInAnyOrder) {
-  std::vector<std::string> jobs(std::begin(kRelayJobs), std::end(kRelayJobs));
-  jobs.insert(jobs.end(), std::begin(kRelayedJobs), std::end(kRelayedJobs));
   size_t most = 0;
-  for (const std::string &job : jobs) {
+  for (const std::string &job : relayJobs()) {
     SCOPED_TRACE(job);
     compile(job);
     const Ranks expected = copied(*plan_, 1), ranks = fillRanks(*plan_, 1);
@@ -70,8 +66,7 @@ TEST_F(DependencyLevelsTest, CopiesOfALevelRunInAnyOrder) {
         for (size_t chunk = 0; chunk < each.size(); ++chunk)
           each.run(chunk, false);
     }
-    for (uint32_t rank = 0; rank < plan_->world(); ++rank)
-      EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
+    expectSame(expected, ranks);
     most = std::max(most, levels.size());
   }
   EXPECT_GT(most, 2u);
@@ -86,9 +81,7 @@ TEST_F(DependencyLevelsTest, LevelsMayHaveGaps) {
     return static_cast<uint16_t>(500 * step.level());
   });
   EXPECT_GT(most, 2u);
-  const Ranks found = copied(*plan_, 1);
-  for (uint32_t rank = 0; rank < plan_->world(); ++rank)
-    EXPECT_TRUE(expected[rank]->bytes() == found[rank]->bytes()) << "rank " << rank;
+  expectSame(expected, copied(*plan_, 1));
 }
 
 // Each rank's levels alone pass the loader, so only the pairing of sides can refuse them.
@@ -109,12 +102,11 @@ TEST_F(DependencyLevelsTest, RefusesSidesOfAMessageWithDifferentOperands) {
   schema::Step &s = parts.segments[1]->steps[0];
   ASSERT_EQ(s.kind(), schema::StepKind::recv);
   ASSERT_EQ(s.output_count(), 2u);
-  s = {s.bytes() / 2, s.staging(), s.first_input(), s.input_count(), s.first_output(), 1,
-       s.round(),     s.peer(),    s.message(),     s.first_after(), s.after_count(),  s.kind(),
-       s.slot(),      s.level(),   s.chunk()};
+  raw(s).bytes /= 2;
+  raw(s).outputCount = 1;
   parts.segments[1]->operands.pop_back();
   pack(parts, folder_ / "other");
-  ASSERT_EQ(Plan::open(folder_ / "other", plan_).message(), "");
+  plan_ = openPlan(folder_ / "other");
   const std::string error = prepare();
   EXPECT_NE(error.find(": expected equal peers, rounds, levels and operand counts"), std::string::npos) << error;
 }

@@ -13,6 +13,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -129,31 +130,20 @@ private:
 };
 
 TEST(Messages, CompleteCorrectlyOverSlowChannels) {
-  const tests::TemporaryFolder folder;
   int chunked = 0, forwarded = 0;
-  std::vector<std::string> jobs(std::begin(tests::kRelayJobs), std::end(tests::kRelayJobs));
-  jobs.insert(jobs.end(), std::begin(tests::kRelayedJobs), std::end(tests::kRelayedJobs));
-  for (const std::string &job : jobs)
+  for (const std::string &job : tests::relayJobs())
     for (uint64_t seed = 0; seed < 12; ++seed) {
       SCOPED_TRACE(job + "seed " + std::to_string(seed));
-      std::unique_ptr<Plan> plan;
-      tests::compile(job, folder / "plan");
-      ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
-      // The same sources twice: for transport `threads` and for messages.
-      std::vector<std::unique_ptr<RankMemory>> direct, sent;
+      const std::unique_ptr<Plan> plan = tests::compiledPlan(job);
       const bool shortcut = seed % 4 > 0; // without it all uses the channel
       const Mappable mappable = seed % 4 < 2 ? Mappable::nothing : seed % 4 == 2 ? Mappable::all : Mappable::some;
-      for (auto *all : {&direct, &sent})
-        for (uint32_t rank = 0; rank < plan->world(); ++rank)
-          all->push_back(std::make_unique<RankMemory>(*plan, rank, all == &sent ? mappable : Mappable::nothing));
+      tests::Ranks sent;
+      for (uint32_t rank = 0; rank < plan->world(); ++rank)
+        sent.push_back(std::make_unique<RankMemory>(*plan, rank, mappable));
       const uint64_t runs = 1 + seed / 4;
-      for (auto &memory : direct)
-        memory->fill(seed * 10 + runs - 1);
-      std::vector<LocalRank> locals;
       bool relayed = false;
       uint64_t chunks = 0, inPlace = 0; // of sends; in place, which slots do not hold
-      for (const auto &memory : direct) {
-        locals.push_back(memory->local);
+      for (const auto &memory : sent)
         for (const schema::Step *step : *memory->local.segment->steps()) {
           chunked += step->chunk() > 0;
           if (step->kind() == schema::StepKind::send) {
@@ -164,38 +154,26 @@ TEST(Messages, CompleteCorrectlyOverSlowChannels) {
           relayed = relayed || (step->kind() == schema::StepKind::send &&
                                 memory->local.segment->operands()->Get(step->first_input())->buffer() == 0);
         }
-      }
-      const std::unique_ptr<Transport> copies = makeThreadsTransport(1);
-      ASSERT_EQ(copies->prepare(*plan, locals, {}).message(), "");
-      ASSERT_EQ(copies->run({}).message(), "");
-
       FakeNetwork network;
-      std::vector<Status> results(plan->world());
-      std::vector<std::thread> ranks;
-      for (uint32_t rank = 0; rank < plan->world(); ++rank)
-        ranks.emplace_back([&, rank] {
-          const std::unique_ptr<Transport> messages =
-              makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan->world(), seed), shortcut);
-          results[rank] = messages->prepare(*plan, {sent[rank]->local},
-                                            std::chrono::steady_clock::now() + std::chrono::seconds(60));
-          // Every run moves other values, and ranks are delayed at random, to detect reads before the bytes have
-          // arrived or after they have changed.
-          std::mt19937_64 random(seed * 1000 + rank);
-          for (uint64_t run = 0; run < runs && results[rank].ok(); ++run) {
-            if (random() % 3 == 0)
-              std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
-            sent[rank]->fill(seed * 10 + run);
-            results[rank] = messages->run(std::chrono::steady_clock::now() + std::chrono::seconds(60));
-          }
-          sent[rank]->fill(0); // after the run the caller may write its source again
-        });
-      for (std::thread &rank : ranks)
-        rank.join();
-      for (uint32_t rank = 0; rank < plan->world(); ++rank) {
-        sent[rank]->fill(seed * 10 + runs - 1);
-        EXPECT_EQ(results[rank].message(), "") << "rank " << rank;
-        EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
-      }
+      tests::onThreads(plan->world(), [&](uint32_t rank) {
+        const std::unique_ptr<Transport> messages =
+            makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan->world(), seed), shortcut);
+        Status status = messages->prepare(*plan, {sent[rank]->local}, deadlineIn(60));
+        // Every run moves other values, and ranks are delayed at random, to detect reads before the bytes have
+        // arrived or after they have changed.
+        std::mt19937_64 random(seed * 1000 + rank);
+        for (uint64_t run = 0; run < runs && status.ok(); ++run) {
+          if (random() % 3 == 0)
+            std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+          sent[rank]->fill(seed * 10 + run);
+          status = messages->run(deadlineIn(60));
+        }
+        EXPECT_EQ(status.message(), "") << "rank " << rank;
+        sent[rank]->fill(0); // after the run the caller may write its source again
+      });
+      for (const auto &memory : sent)
+        memory->fill(seed * 10 + runs - 1);
+      expectSame(tests::copied(*plan, seed * 10 + runs - 1), sent);
       if (mappable == Mappable::nothing) {
         EXPECT_EQ(network.sent, runs * (shortcut ? inPlace : chunks));
       } else if (mappable == Mappable::all && !relayed) { // the heads of arenas, with relayed bytes, cannot be mapped
@@ -259,12 +237,11 @@ TEST(Messages, PrepareIsFastIfSlotsPassThroughManyCopiedMessages) {
   ASSERT_NO_FATAL_FAILURE(cutMessages(result.module, result.ranks, kCount));
   ASSERT_EQ(toString(writePlan(result.module, *result.ranks, statistics(result.module), folder / "plan").takeError()),
             "");
-  std::unique_ptr<Plan> plan;
-  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  const std::unique_ptr<Plan> plan = tests::openPlan(folder / "plan");
 
   // Ranks 1 and 2 neither publish nor map memory: only rank 3 copies, from rank 0; all else uses the channel.
   const auto shortcut = [](uint32_t rank) { return rank != 1 && rank != 2; };
-  std::vector<std::unique_ptr<RankMemory>> sent;
+  tests::Ranks sent;
   uint64_t channelChunks = 0;
   int afterTwo = 0;
   for (uint32_t rank = 0; rank < plan->world(); ++rank) {
@@ -278,28 +255,19 @@ TEST(Messages, PrepareIsFastIfSlotsPassThroughManyCopiedMessages) {
   }
   EXPECT_GE(afterTwo, static_cast<int>(kCount)); // half of the sends of rank 0 and half of the receives of rank 3
   FakeNetwork network;
-  std::vector<Status> results(plan->world());
   std::vector<BytesBy> by(plan->world());
-  std::vector<std::thread> ranks;
-  for (uint32_t rank = 0; rank < plan->world(); ++rank)
-    ranks.emplace_back([&, rank] {
-      const std::unique_ptr<Transport> messages =
-          makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan->world(), 1), shortcut(rank));
-      const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::seconds(20); };
-      const auto end = soon();
-      results[rank] = messages->prepare(*plan, {sent[rank]->local}, end);
-      EXPECT_LT(std::chrono::steady_clock::now(), end) << "rank " << rank << " took long to prepare";
-      if (results[rank].ok())
-        results[rank] = messages->run(soon());
-      by[rank] = messages->bytesBy();
-    });
-  for (std::thread &rank : ranks)
-    rank.join();
-  const tests::Ranks direct = tests::copied(*plan, 1);
-  for (uint32_t rank = 0; rank < plan->world(); ++rank) {
-    EXPECT_EQ(results[rank].message(), "") << "rank " << rank;
-    EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
-  }
+  tests::onThreads(plan->world(), [&](uint32_t rank) {
+    const std::unique_ptr<Transport> messages =
+        makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan->world(), 1), shortcut(rank));
+    const Deadline end = deadlineIn(20);
+    Status status = messages->prepare(*plan, {sent[rank]->local}, end);
+    EXPECT_FALSE(passed(end)) << "rank " << rank << " took long to prepare";
+    if (status.ok())
+      status = messages->run(deadlineIn(20));
+    EXPECT_EQ(status.message(), "") << "rank " << rank;
+    by[rank] = messages->bytesBy();
+  });
+  expectSame(tests::copied(*plan, 1), sent);
   EXPECT_EQ(network.sent, channelChunks);
   // A column is 512 bytes; rank 3 has two from rank 0 and two from rank 1.
   for (uint32_t rank = 0; rank < plan->world(); ++rank) {
@@ -311,36 +279,26 @@ TEST(Messages, PrepareIsFastIfSlotsPassThroughManyCopiedMessages) {
 }
 
 TEST(Messages, PrepareFailsOnAllRanksIfItFailsOnOne) {
-  const tests::TemporaryFolder folder;
-  std::unique_ptr<Plan> plan;
-  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [66, 32], shard: {0: tp}}}}\nsource: {mesh: "
-                 "{tp: 3}}\ntarget: {mesh: {tp: 1}}\n",
-                 folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  const std::unique_ptr<Plan> plan =
+      tests::compiledPlan("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [66, 32], shard: {0: tp}}}}\n"
+                          "source: {mesh: {tp: 3}}\ntarget: {mesh: {tp: 1}}\n");
   tests::Ranks memory = tests::fillRanks(*plan, 1);
   std::byte *const nothing[] = {nullptr, nullptr};
   memory[2]->local.memory.assign(memory[2]->local.memory.size(), nothing);
   FakeNetwork network;
   Status results[3];
-  std::vector<std::thread> ranks;
-  for (uint32_t rank = 0; rank < 3; ++rank)
-    ranks.emplace_back([&, rank] {
-      results[rank] = makeMessageTransport(std::make_unique<SlowChannel>(network, rank, 3, 1), false)
-                          ->prepare(*plan, {memory[rank]->local}, {});
-      EXPECT_FALSE(results[rank].timedOut());
-    });
-  for (std::thread &rank : ranks)
-    rank.join();
+  tests::onThreads(3, [&](uint32_t rank) {
+    results[rank] = makeMessageTransport(std::make_unique<SlowChannel>(network, rank, 3, 1), false)
+                        ->prepare(*plan, {memory[rank]->local}, {});
+    EXPECT_FALSE(results[rank].timedOut());
+  });
   EXPECT_EQ(results[0].message(), "prepare failed on rank 2; see that rank's error");
   EXPECT_EQ(results[1].message(), results[0].message());
   EXPECT_EQ(results[2].message(), "rank 2 uses a buffer that was not bound");
 }
 
 TEST(Messages, RejectsAChannelWithTooFewTags) {
-  const tests::TemporaryFolder folder;
-  std::unique_ptr<Plan> plan;
-  tests::compile(tests::kRelayJobs[0], folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  const std::unique_ptr<Plan> plan = tests::compiledPlan(tests::kRelayJobs[0]);
   const RankMemory memory(*plan, 0, Mappable::nothing);
   const uint32_t messages = static_cast<uint32_t>(plan->manifest().messages());
   ASSERT_GT(messages, 1u);
@@ -354,12 +312,7 @@ TEST(Messages, RejectsAChannelWithTooFewTags) {
 
 // A process may close the descriptor of its mapped file, and reuse its number, before others have mapped the file.
 TEST(Messages, NoPeerMapsAnotherFileThanThePublishedOne) {
-  const tests::TemporaryFolder folder;
-  std::unique_ptr<Plan> plan;
-  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: "
-                 "{tp: 2}}\ntarget: {mesh: {tp: 1}}\n",
-                 folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  const std::unique_ptr<Plan> plan = tests::compiledPlan(tests::kTwoRanks);
   for (const bool replaced : {false, true}) {
     RankMemory memory(*plan, 1, Mappable::all), other(*plan, 0);
     memory.fill(3);
@@ -394,33 +347,23 @@ std::string columnsToRows(const char *options) {
 /// Runs the ranks of a plan, each on a thread, `runs` times; between runs the sources change. All of it must move
 /// through slots.
 void expectExactThroughSlots(const Plan &plan, uint64_t runs) {
-  tests::Ranks sent = tests::fillRanks(plan, 0);
+  const tests::Ranks sent = tests::fillRanks(plan, 0);
   FakeNetwork network;
-  std::vector<Status> results(plan.world());
-  std::vector<BytesBy> by(plan.world());
-  std::vector<std::thread> ranks;
-  for (uint32_t rank = 0; rank < plan.world(); ++rank)
-    ranks.emplace_back([&, rank] {
-      const std::unique_ptr<Transport> messages =
-          makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan.world(), rank));
-      const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::seconds(60); };
-      results[rank] = messages->prepare(plan, {sent[rank]->local}, soon());
-      for (uint64_t run = 0; run < runs && results[rank].ok(); ++run) {
-        sent[rank]->fill(run);
-        results[rank] = messages->run(soon());
-      }
-      by[rank] = messages->bytesBy();
-    });
-  for (std::thread &rank : ranks)
-    rank.join();
-  const tests::Ranks direct = tests::copied(plan, runs - 1);
-  uint64_t received = 0;
-  for (uint32_t rank = 0; rank < plan.world(); ++rank) {
-    EXPECT_EQ(results[rank].message(), "") << "rank " << rank;
-    EXPECT_TRUE(direct[rank]->bytes() == sent[rank]->bytes()) << "rank " << rank;
-    EXPECT_EQ(by[rank].messagesInsideHost, by[rank].messages);
-    received += by[rank].messages;
-  }
+  std::atomic<uint64_t> received{0};
+  tests::onThreads(plan.world(), [&](uint32_t rank) {
+    const std::unique_ptr<Transport> messages =
+        makeMessageTransport(std::make_unique<SlowChannel>(network, rank, plan.world(), rank));
+    Status status = messages->prepare(plan, {sent[rank]->local}, deadlineIn(60));
+    for (uint64_t run = 0; run < runs && status.ok(); ++run) {
+      sent[rank]->fill(run);
+      status = messages->run(deadlineIn(60));
+    }
+    EXPECT_EQ(status.message(), "") << "rank " << rank;
+    const BytesBy by = messages->bytesBy();
+    EXPECT_EQ(by.messagesInsideHost, by.messages);
+    received += by.messages;
+  });
+  expectSame(tests::copied(plan, runs - 1), sent);
   EXPECT_EQ(received, uint64_t{4} << 20);
   EXPECT_EQ(network.sent, 0u);
 }
@@ -428,21 +371,14 @@ void expectExactThroughSlots(const Plan &plan, uint64_t runs) {
 // A chunk is larger than the part of its slot that is used. It moves in parts, and the sender overwrites those only
 // that the receiver has unpacked.
 TEST(Messages, ChunksMoveThroughSlotsInParts) {
-  const tests::TemporaryFolder folder;
   for (const char *options : {"{}", "{staging: 3MiB}"}) { // a chunk for each message, and chunks in both slots
     SCOPED_TRACE(options);
-    std::unique_ptr<Plan> plan;
-    tests::compile(columnsToRows(options), folder / "plan");
-    ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
-    expectExactThroughSlots(*plan, 20);
+    expectExactThroughSlots(*tests::compiledPlan(columnsToRows(options)), 20);
   }
 }
 
 TEST(Messages, NoPeerReadsBeyondWhatIsPublished) {
-  const tests::TemporaryFolder folder;
-  std::unique_ptr<Plan> plan;
-  tests::compile(columnsToRows("{}"), folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  const std::unique_ptr<Plan> plan = tests::compiledPlan(columnsToRows("{}"));
   const RankMemory memory(*plan, 0, Mappable::all), other(*plan, 2);
   std::vector<int> opened;
   const int file = SharedMappings().find(memory.local.pointer(1), 1, opened).file;
@@ -488,26 +424,20 @@ TEST(Messages, NoPeerReadsBeyondWhatIsPublished) {
 
 // Neither a receiver that waits for a lost sender nor a sender whose slots a lost receiver has not read waits forever.
 TEST(Messages, ALostPeerEndsTheWaitForSlots) {
-  const tests::TemporaryFolder folder;
-  std::unique_ptr<Plan> plan;
-  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 32]}, layouts: {c: {params: same, shard: {a: {1: "
-                 "tp}}}, r: {params: same}}}\nsource: {layout: c, mesh: {tp: 2}}\ntarget: {layout: r, mesh: {tp: 1}}\n",
-                 folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  const std::unique_ptr<Plan> plan =
+      tests::compiledPlan("version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 32]}, layouts: {c: {params: same, shard: "
+                          "{a: {1: tp}}}, r: {params: same}}}\nsource: {layout: c, mesh: {tp: 2}}\n"
+                          "target: {layout: r, mesh: {tp: 1}}\n");
   for (const uint32_t lost : {0u, 1u}) {
     tests::Ranks memory = tests::fillRanks(*plan, 1);
     FakeNetwork network;
     std::unique_ptr<Transport> transports[2];
-    std::vector<std::thread> ranks;
-    for (uint32_t rank = 0; rank < 2; ++rank)
-      ranks.emplace_back([&, rank] {
-        transports[rank] = makeMessageTransport(std::make_unique<SlowChannel>(network, rank, 2, 1));
-        EXPECT_EQ(transports[rank]->prepare(*plan, {memory[rank]->local}, {}).message(), "");
-      });
-    for (std::thread &rank : ranks)
-      rank.join();
+    tests::onThreads(2, [&](uint32_t rank) {
+      transports[rank] = makeMessageTransport(std::make_unique<SlowChannel>(network, rank, 2, 1));
+      EXPECT_EQ(transports[rank]->prepare(*plan, {memory[rank]->local}, {}).message(), "");
+    });
     network.lost.insert(lost);
-    const Status status = transports[1 - lost]->run(std::chrono::steady_clock::now() + std::chrono::seconds(60));
+    const Status status = transports[1 - lost]->run(deadlineIn(60));
     EXPECT_EQ(status.message(), "rank " + std::to_string(lost) + " is lost: message 0 of round 0 " +
                                     (lost == 0 ? "to" : "from") + " rank " + std::to_string(lost) + ", chunk 0 of 1");
     EXPECT_FALSE(status.timedOut());
@@ -531,18 +461,12 @@ TEST(Messages, APeerThatFailsBeforeAMessageIsPostedIsNamedAlike) {
 }
 
 TEST(Messages, ATimeoutNamesTheMissingPeer) {
-  const tests::TemporaryFolder folder;
-  std::unique_ptr<Plan> plan;
-  tests::compile("version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: tp}}}}\nsource: {mesh: "
-                 "{tp: 2}}\ntarget: {mesh: {tp: 1}}\n",
-                 folder / "plan");
-  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
-  const auto soon = [] { return std::chrono::steady_clock::now() + std::chrono::milliseconds(50); };
+  const std::unique_ptr<Plan> plan = tests::compiledPlan(tests::kTwoRanks);
   RankMemory memory(*plan, 0, Mappable::nothing), other(*plan, 1, Mappable::nothing);
   {
     FakeNetwork network; // rank 1 never joins
     const std::unique_ptr<Transport> messages = makeMessageTransport(std::make_unique<SlowChannel>(network, 0, 2, 1));
-    const Status status = messages->prepare(*plan, {memory.local}, soon());
+    const Status status = messages->prepare(*plan, {memory.local}, deadlineIn(0.05));
     EXPECT_EQ(status.message(), "timed out waiting for rank 1 in prepare");
     EXPECT_TRUE(status.timedOut());
   }
@@ -552,7 +476,7 @@ TEST(Messages, ATimeoutNamesTheMissingPeer) {
   std::thread gone([&] { EXPECT_EQ(others->prepare(*plan, {other.local}, {}).message(), ""); });
   ASSERT_EQ(messages->prepare(*plan, {memory.local}, {}).message(), "");
   gone.join();
-  const Status status = messages->run(soon());
+  const Status status = messages->run(deadlineIn(0.05));
   EXPECT_EQ(status.message(),
             "timed out: message 0 of round 0 from rank 1, chunk 0 of 1; rank 1 has not begun the run");
   EXPECT_TRUE(status.timedOut());

@@ -26,12 +26,6 @@ void spoilTargets(const Ranks &ranks) {
           std::fill_n(rank->local.memory[r][i], range.bytes(), std::byte{0xDD});
 }
 
-schema::Step altered(const schema::Step &step, uint64_t staging, uint32_t round) {
-  return {step.bytes(),        staging,     step.first_input(), step.input_count(), step.first_output(),
-          step.output_count(), round,       step.peer(),        step.message(),     step.first_after(),
-          step.after_count(),  step.kind(), step.slot(),        step.level(),       step.chunk()};
-}
-
 /// Addresses that a table reads or writes.
 std::set<uint64_t> addresses(const kernels::CopyTable &table, bool written) {
   std::set<uint64_t> result;
@@ -66,20 +60,15 @@ size_t shared(const P2pBatch &batch) {
   return count;
 }
 
-Deadline in(int seconds) { return std::chrono::steady_clock::now() + std::chrono::seconds(seconds); }
-
 class RecordedTest : public testing::Test {
 public:
   void compile(const std::string &job) {
     ASSERT_NO_FATAL_FAILURE(tests::compile(job, folder_ / "plan"));
-    ASSERT_EQ(Plan::open(folder_ / "plan", plan_).message(), "");
+    plan_ = openPlan(folder_ / "plan");
   }
   TemporaryFolder folder_;
   std::unique_ptr<Plan> plan_;
 };
-
-const std::string kTwoRanks = "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [64, 32], shard: {0: "
-                              "tp}}}}\nsource: {mesh: {tp: 2}}\ntarget: {mesh: {tp: 1}}\n";
 
 } // namespace
 
@@ -94,66 +83,57 @@ TEST_F(RecordedTest, AllRanksOnOneDevice) {
     EXPECT_EQ(recorded->bytes(), bytes);
     for (int run = 0; run < 2; ++run) {
       spoilTargets(ranks);
-      ASSERT_EQ(recorded->run(in(60)).message(), "");
-      for (uint32_t rank = 0; rank < plan_->world(); ++rank)
-        EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
+      ASSERT_EQ(recorded->run(deadlineIn(60)).message(), "");
+      expectSame(expected, ranks);
     }
   }
 }
 
 TEST_F(RecordedTest, OneRankPerCommunicatorMovesTheSameBytes) {
   size_t batches = 0, overlapped = 0, forwarded = 0;
-  std::vector<std::string> jobs(std::begin(kRelayJobs), std::end(kRelayJobs));
+  std::vector<std::string> jobs = relayJobs();
   jobs.insert(jobs.end(), std::begin(kUnevenJobs), std::end(kUnevenJobs));
-  jobs.insert(jobs.end(), std::begin(kRelayedJobs), std::end(kRelayedJobs));
   for (const std::string &job : jobs)
     for (uint64_t seed = 0; seed < 4; ++seed) {
       SCOPED_TRACE(job + "seed " + std::to_string(seed));
       compile(job);
       const Ranks expected = copied(*plan_, seed), ranks = fillRanks(*plan_, seed);
       FakeFabric fabric;
-      std::vector<Status> results(plan_->world());
-      std::vector<std::thread> threads;
       std::atomic<size_t> exchanges{0}, concurrent{0}, messages{0};
       uint64_t received = 0;
-      for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
-        for (const schema::Step *step : *ranks[rank]->local.segment->steps()) {
+      for (const auto &rank : ranks)
+        for (const schema::Step *step : *rank->local.segment->steps()) {
           forwarded += step->kind() == schema::StepKind::send && step->after_count() > 0;
           received += step->kind() == schema::StepKind::recv ? step->bytes() : 0;
         }
-        threads.emplace_back([&, rank] {
-          auto device = std::make_unique<CpuDevice>(seed * 100 + rank);
-          const CpuDevice &recorded = *device;
-          RecordedOptions options;
-          options.selfMessages = seed % 2 == 1;
-          const std::unique_ptr<Transport> transport = makeRecordedTransport(
-              std::move(device), std::make_unique<CpuCommunicator>(fabric, rank, plan_->world()), options);
-          results[rank] = transport->prepare(*plan_, {ranks[rank]->local}, in(60));
-          // One run for half of the seeds: in a second run, bytes that are forwarded too early would still be right
-          // from the first. Two runs for the others.
-          for (uint64_t run = 0; run < 1 + seed / 2 && results[rank].ok(); ++run)
-            results[rank] = transport->run(in(60));
-          const BytesBy by = transport->bytesBy();
-          messages += by.messages;
-          EXPECT_EQ(by.local + by.messages, transport->bytes());
-          for (const Operation &operation : recorded.operations()) {
-            const auto *batch = std::get_if<P2pBatch>(&operation);
-            exchanges += batch != nullptr;
-            concurrent += batch && !batch->concurrent.empty();
-            EXPECT_EQ(batch ? shared(*batch) : 0, 0u) << "rank " << rank;
-            const auto *table = std::get_if<Tables>(&operation);
-            EXPECT_FALSE(table && table->empty()) << "an empty launch";
-          }
-        });
-      }
-      for (std::thread &thread : threads)
-        thread.join();
+      onThreads(plan_->world(), [&](uint32_t rank) {
+        auto device = std::make_unique<CpuDevice>(seed * 100 + rank);
+        const CpuDevice &recorded = *device;
+        RecordedOptions options;
+        options.selfMessages = seed % 2 == 1;
+        const std::unique_ptr<Transport> transport = makeRecordedTransport(
+            std::move(device), std::make_unique<CpuCommunicator>(fabric, rank, plan_->world()), options);
+        Status status = transport->prepare(*plan_, {ranks[rank]->local}, deadlineIn(60));
+        // One run for half of the seeds: in a second run, bytes that are forwarded too early would still be right
+        // from the first. Two runs for the others.
+        for (uint64_t run = 0; run < 1 + seed / 2 && status.ok(); ++run)
+          status = transport->run(deadlineIn(60));
+        EXPECT_EQ(status.message(), "") << "rank " << rank;
+        const BytesBy by = transport->bytesBy();
+        messages += by.messages;
+        EXPECT_EQ(by.local + by.messages, transport->bytes());
+        for (const Operation &operation : recorded.operations()) {
+          const auto *batch = std::get_if<P2pBatch>(&operation);
+          exchanges += batch != nullptr;
+          concurrent += batch && !batch->concurrent.empty();
+          EXPECT_EQ(batch ? shared(*batch) : 0, 0u) << "rank " << rank;
+          const auto *table = std::get_if<Tables>(&operation);
+          EXPECT_FALSE(table && table->empty()) << "an empty launch";
+        }
+      });
       batches += exchanges;
       overlapped += concurrent;
-      for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
-        EXPECT_EQ(results[rank].message(), "") << "rank " << rank;
-        EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
-      }
+      expectSame(expected, ranks);
       EXPECT_EQ(messages, received); // relays included
     }
   EXPECT_GT(batches, 200u);
@@ -170,7 +150,7 @@ TEST_F(RecordedTest, LaunchesThatShareArenaBytesAreNotConcurrent) {
     for (auto &segment : unpack(folder_ / "plan").segments) {
       for (schema::Step &step : segment->steps)
         if (step.staging() != UINT64_MAX)
-          step = altered(step, step.round() % slots * slot, step.round());
+          raw(step).staging = step.round() % slots * slot;
       flatbuffers::FlatBufferBuilder builder;
       builder.Finish(schema::Segment::Pack(builder, segment.get()));
       RankMemory memory(*plan_, segment->rank);
@@ -195,14 +175,9 @@ TEST_F(RecordedTest, LaunchesThatShareArenaBytesAreNotConcurrent) {
 TEST_F(RecordedTest, LargePlansHaveTheirDependenciesInEarlierRounds) {
   for (const char *overrides :
        {"options.topology=" RESHARD_SOURCE_DIR "/examples/topologies/h100x8.yaml", "options.staging=64MiB"}) {
-    CompileOptions options;
-    options.overrides = {overrides};
-    CompileResult result;
-    Diagnostics diagnostics;
-    ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/examples/qwen3-30b-a3b-32-to-16.yaml", options, result, diagnostics))
-        << diagnostics.text();
-    ASSERT_EQ(toString(writePlan(result.module, *result.ranks, result.statistics, folder_ / "plan").takeError()), "");
-    ASSERT_EQ(Plan::open(folder_ / "plan", plan_).message(), "");
+    ASSERT_NO_FATAL_FAILURE(
+        compileFile(RESHARD_SOURCE_DIR "/examples/qwen3-30b-a3b-32-to-16.yaml", folder_ / "plan", {overrides}));
+    plan_ = openPlan(folder_ / "plan");
     uint64_t moved = 0;
     size_t batches = 0;
     for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
@@ -246,7 +221,7 @@ TEST_F(RecordedTest, AWorldOfOneSendsToItselfIfAsked) {
         makeRecordedTransport(std::move(device), std::move(communicator), options);
     ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}).message(), "");
     EXPECT_EQ(transport->bytes(), 256u * 64 * 2 + 33 * 2);
-    ASSERT_EQ(transport->run(in(60)).message(), "");
+    ASSERT_EQ(transport->run(deadlineIn(60)).message(), "");
     EXPECT_TRUE(expected[0]->bytes() == ranks[0]->bytes());
     ASSERT_EQ(recorded.operations().size(), self ? 4u : 2u); // the last one is the barrier
     EXPECT_EQ(barriers, 1);
@@ -317,8 +292,7 @@ TEST_F(RecordedTest, EnqueueOnTheCallersStream) {
   int stream = 0;
   ASSERT_EQ(transport->enqueue(&stream).message(), "");
   EXPECT_EQ(used.enqueuedOn, &stream);
-  for (uint32_t rank = 0; rank < plan_->world(); ++rank)
-    EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
+  expectSame(expected, ranks);
   EXPECT_EQ(makeThreadsTransport(1)->enqueue(&stream).message(),
             "enqueue needs device 'cuda': device 'cpu' has no streams");
 }
@@ -333,7 +307,7 @@ TEST_F(RecordedTest, ATimeoutNamesTheMissingPeer) {
   const std::unique_ptr<Transport> transport =
       makeRecordedTransport(std::make_unique<CpuDevice>(1), std::make_unique<CpuCommunicator>(fabric, 0, 2), {});
   ASSERT_EQ(transport->prepare(*plan_, {ranks[0]->local}, {}).message(), "");
-  const Status status = transport->run(std::chrono::steady_clock::now() + std::chrono::milliseconds(30));
+  const Status status = transport->run(deadlineIn(0.03));
   EXPECT_EQ(status.message(), "timed out: message 0 of round 0 from rank 1, chunk 0 of 1");
   EXPECT_TRUE(status.timedOut());
   EXPECT_EQ(transport->run({}).message(), "an earlier run failed with messages in flight; launch the processes again");
@@ -389,9 +363,9 @@ TEST_F(RecordedTest, RejectsPlansWithDependenciesInTheSameRound) {
   for (auto &segment : parts.segments)
     for (schema::Step &step : segment->steps)
       if ((step.kind() == schema::StepKind::send || step.kind() == schema::StepKind::recv) && (step.round() > of))
-        step = altered(step, step.staging(), of);
+        raw(step).round = of;
   pack(parts, folder_ / "other");
-  ASSERT_EQ(Plan::open(folder_ / "other", plan_).message(), "");
+  plan_ = openPlan(folder_ / "other");
   std::string errors;
   for (uint32_t rank = 0; rank < plan_->world(); ++rank) {
     RankMemory memory(*plan_, rank);

@@ -2,7 +2,6 @@
 // Transport `threads` while one of its threads is held back in a copy.
 
 #include "tests/executor/ranks.h"
-#include "tests/lib/folder.h"
 
 #include <gtest/gtest.h>
 
@@ -87,10 +86,7 @@ private:
 // The other thread does the rest of the level meanwhile. If it began the next level, it would forward bytes that have
 // not arrived.
 TEST(Threads, ALevelWaitsForTheLastCopyOfTheOneBefore) {
-  const TemporaryFolder folder;
-  std::unique_ptr<Plan> plan;
-  compile(kRelayJobs[2], folder / "plan"); // each rank forwards what it receives
-  ASSERT_EQ(Plan::open(folder / "plan", plan).message(), "");
+  const std::unique_ptr<Plan> plan = compiledPlan(kRelayJobs[2]); // each rank forwards what it receives
   const Ranks expected = copied(*plan, 1), ranks = fillRanks(*plan, 1);
   std::unique_ptr<Transport> transport = makeThreadsTransport(2);
   ASSERT_EQ(transport->prepare(*plan, locals(ranks), {}).message(), "");
@@ -100,6 +96,5 @@ TEST(Threads, ALevelWaitsForTheLastCopyOfTheOneBefore) {
     EXPECT_TRUE(source.held());
     transport.reset(); // ends its threads, also after an error
   }
-  for (uint32_t rank = 0; rank < plan->world(); ++rank)
-    EXPECT_TRUE(expected[rank]->bytes() == ranks[rank]->bytes()) << "rank " << rank;
+  expectSame(expected, ranks);
 }
