@@ -8,6 +8,7 @@
 #include "ir/text.h"
 #include "tests/compiler/random_module.h"
 #include "tests/compiler/schedule_interpreter.h"
+#include "tests/lib/threads.h"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +17,6 @@
 #include <cstring>
 #include <functional>
 #include <map>
-#include <thread>
 
 using namespace reshard;
 using namespace reshard::ir;
@@ -89,6 +89,19 @@ std::vector<Memory> unwritten(std::vector<Memory> memory) {
   return memory;
 }
 
+/// Runs all passes on a module. Each must leave correct IR, and the interpreted steps every element in its place.
+void expectEveryElement(Lowering &lowering, uint64_t seed) {
+  Module &module = lowering.module;
+  const std::vector<Memory> expected = complete(module.layout);
+  std::vector<Memory> found = unwritten(expected);
+  for (const PassInfo &pass : passes()) {
+    ASSERT_EQ(toString(lower(pass, lowering)), "") << pass.name;
+    ASSERT_EQ(toString(verify(module)), "") << pass.name;
+  }
+  ScheduleInterpreter(module, found, seed).run();
+  ASSERT_EQ(found, expected);
+}
+
 } // namespace
 
 TEST(Passes, EveryElementArrives) {
@@ -98,12 +111,7 @@ TEST(Passes, EveryElementArrives) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Lowering lowering{RandomModule(seed).module(), {}};
     Module &module = lowering.module;
-    const std::vector<Memory> expected = complete(module.layout);
-    std::vector<Memory> found = unwritten(expected);
-
-    for (const PassInfo &pass : passes())
-      ASSERT_EQ(toString(lower(pass, lowering)), "") << "seed " << seed << " pass " << pass.name;
-    ScheduleInterpreter(module, found, seed).run();
+    ASSERT_NO_FATAL_FAILURE(expectEveryElement(lowering, seed));
     for (const RankSchedule &rank : module.schedule.ranks) {
       bool relays = false;
       for (const Step &step : rank.steps) {
@@ -116,7 +124,6 @@ TEST(Passes, EveryElementArrives) {
     }
     withRelays += !module.transfers.routes.empty();
     withRounds += module.schedule.rounds > 1;
-    ASSERT_EQ(found, expected) << "seed " << seed;
   }
   EXPECT_GT(withMessages, cases);
   EXPECT_GT(withRounds, cases / 50);
@@ -131,15 +138,8 @@ TEST(Passes, EveryElementArrivesInEachTarget) {
   for (int seed = 0; seed < cases; ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Lowering lowering{RandomModule(seed).severalTargets(), {}};
-    Module &module = lowering.module;
-    const std::vector<Memory> expected = complete(module.layout);
-    std::vector<Memory> found = unwritten(expected);
-    for (const PassInfo &pass : passes()) {
-      ASSERT_EQ(toString(lower(pass, lowering)), "") << pass.name;
-      ASSERT_EQ(toString(verify(module)), "") << pass.name;
-    }
-    ScheduleInterpreter(module, found, seed).run();
-    ASSERT_EQ(found, expected);
+    const Module &module = lowering.module;
+    ASSERT_NO_FATAL_FAILURE(expectEveryElement(lowering, seed));
     const std::vector<Endpoint> &endpoints = module.layout.endpoints;
     const auto files =
         std::count_if(endpoints.begin() + 1, endpoints.end(), [](const Endpoint &e) { return e.storage; });
@@ -164,14 +164,7 @@ TEST(Passes, EveryElementArrivesInEachCopy) {
     ofTarget += copies.each() > 1;
     ofSource += copies.sources() > 1;
     ofBoth += copies.each() > 1 && copies.sources() > 1;
-    const std::vector<Memory> expected = complete(module.layout);
-    std::vector<Memory> found = unwritten(expected);
-    for (const PassInfo &pass : passes()) {
-      ASSERT_EQ(toString(lower(pass, lowering)), "") << pass.name;
-      ASSERT_EQ(toString(verify(module)), "") << pass.name;
-    }
-    ScheduleInterpreter(module, found, seed).run();
-    ASSERT_EQ(found, expected);
+    ASSERT_NO_FATAL_FAILURE(expectEveryElement(lowering, seed));
   }
   EXPECT_GT(ofTarget, cases / 50);
   EXPECT_GT(ofSource, cases / 20);
@@ -198,19 +191,15 @@ TEST(Passes, RanksAreMadeOneByOne) {
     ++oneByOne;
     periods += Copies(module.layout).each() > 1;
     std::array<std::vector<RankSchedule>, 2> made; // each by a thread, in its own order
-    std::array<std::thread, 2> threads;
     const size_t world = ranks.size();
-    for (const bool ascending : {false, true})
-      threads[ascending] = std::thread([&, ascending] {
-        made[ascending].resize(world);
-        RankSchedule memory; // is reused
-        for (size_t i = 0; i < world; ++i) {
-          const size_t rank = ascending ? i : world - 1 - i;
-          made[ascending][rank] = ranks.get(rank, memory);
-        }
-      });
-    for (std::thread &thread : threads)
-      thread.join();
+    tests::onThreads(made.size(), [&](uint32_t ascending) {
+      made[ascending].resize(world);
+      RankSchedule memory; // is reused
+      for (size_t i = 0; i < world; ++i) {
+        const size_t rank = ascending ? i : world - 1 - i;
+        made[ascending][rank] = ranks.get(rank, memory);
+      }
+    });
     for (const std::vector<RankSchedule> &each : made)
       EXPECT_TRUE(each == expected);
   }

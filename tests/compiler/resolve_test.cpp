@@ -105,10 +105,17 @@ std::string elementsText(const ir::Layout &layout, const ir::Endpoint &endpoint,
   return text;
 }
 
-/// All params of a mesh rank: "name [shape] elements".
-std::vector<std::string> contents(const ir::Layout &layout, size_t endpointNumber, int64_t meshRank) {
+using Lines = std::vector<std::string>;
+
+/// All params of a mesh rank: "name [shape] elements". A job with an error fails the test.
+Lines contents(const Resolved &resolved, size_t endpointNumber, int64_t meshRank) {
+  Lines lines;
+  if (!resolved.layout) {
+    ADD_FAILURE() << resolved.diagnostics.text();
+    return lines;
+  }
+  const ir::Layout &layout = *resolved.layout;
   const ir::Endpoint &endpoint = layout.endpoints[endpointNumber];
-  std::vector<std::string> lines;
   for (const ir::Param &param : endpoint.params)
     for (int64_t i = 0; i < instances(endpoint, param, meshRank); ++i) {
       std::string shape;
@@ -119,8 +126,6 @@ std::vector<std::string> contents(const ir::Layout &layout, size_t endpointNumbe
     }
   return lines;
 }
-
-using Lines = std::vector<std::string>;
 
 /// A job with the layout `cut` of these params and placement on the target; the source holds every tensor whole.
 Resolved target(const std::string &tensors, const std::string &params, const std::string &mesh = "{tp: 2}",
@@ -138,7 +143,7 @@ Lines elements(const Resolved &resolved) {
     return result;
   }
   for (int64_t meshRank = 0; meshRank < resolved.layout->endpoints[1].meshRanks(); ++meshRank)
-    for (const std::string &line : contents(*resolved.layout, 1, meshRank))
+    for (const std::string &line : contents(resolved, 1, meshRank))
       result.push_back(line.substr(line.find(' ') + 1));
   return result;
 }
@@ -323,7 +328,7 @@ TEST(Resolve, OptimizerStates) { // of a pack, of a tied tensor, of a layout tha
                              "step.l.{layer}.k i64", "step.embed i64"}));
   EXPECT_EQ(names(1), (Lines{"l.{layer}.qk bf16", "e bf16", "l.{layer}.qk.m fp32", "e.m fp32"}));
   EXPECT_EQ(names(2), (Lines{"l.{layer}.q bf16", "l.{layer}.k bf16", "embed bf16", "head bf16"}));
-  EXPECT_EQ(contents(*found, 1, 1),
+  EXPECT_EQ(contents(resolved, 1, 1),
             (Lines{"l.0.qk [1] l.0.k:0", "l.1.qk [1] l.1.k:0", "e [2] embed:0 embed:1", "l.0.qk.m [1] l.0.k.m:0",
                    "l.1.qk.m [1] l.1.k.m:0", "e.m [2] embed.m:0 embed.m:1"}));
 }
@@ -337,8 +342,7 @@ TEST(Resolve, BuffersHaveNoStates) {
                                         "  layouts: {all: {params: same, optimizer: \"{param}.{state}\"}}\n"
                                         "source: {layout: all, mesh: {}}\n"
                                         "target: {layout: all, mesh: {}}\n");
-  ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
-  EXPECT_EQ(contents(*resolved.layout, 1, 0),
+  EXPECT_EQ(contents(resolved, 1, 0),
             (Lines{"w [2] w:0 w:1", "bias [3] bias:0 bias:1 bias:2", "w.m [2] w.m:0 w.m:1", "w.step [] w.step"}));
 }
 
@@ -356,7 +360,7 @@ TEST(Resolve, ScalarStatesKeepTheirStacks) { // the stack is dimension 1 of the 
                   "source: {layout: all, mesh: {}}\n"
                   "target: [{layout: all, mesh: {tp: 2}}, {mesh: {tp: 1}, dtype: fp16, convert: rne}]\n");
   ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
-  EXPECT_EQ(contents(*resolved.layout, 1, 1),
+  EXPECT_EQ(contents(resolved, 1, 1),
             (Lines{"w [2x2] w.2:0 w.3:0 w.2:1 w.3:1", "w.m [2x2] w.2.m:0 w.3.m:0 w.2.m:1 w.3.m:1",
                    "w.step [2] w.2.step w.3.step"}));
   const ir::Endpoint &bare = resolved.layout->endpoints[2]; // an endpoint's dtype is for weights
@@ -381,7 +385,7 @@ TEST(Resolve, TiedStatesAreTheirWeights) { // master weights: in their own dtype
       "source: {layout: plain, mesh: {}}\n"
       "target: [{layout: stacked, mesh: {}, dtype: bf16, convert: rne}, {mesh: {}, dtype: bf16, convert: rne}]\n");
   ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
-  EXPECT_EQ(contents(*resolved.layout, 1, 0),
+  EXPECT_EQ(contents(resolved, 1, 0),
             (Lines{"w [1x2] w.1:0 w.1:1", "both [4] head:0 head:1 head:0 head:1", "tail [2] head:0 head:1",
                    "w.master [1x2] w.1:0 w.1:1", "both.master [4] head:0 head:1 head:0 head:1",
                    "w.m [1x2] w.1.m:0 w.1.m:1", "both.m [4] head.m:0 head.m:1 head.m:0 head.m:1"}));
@@ -396,9 +400,8 @@ TEST(Resolve, StagesBySizesAndLocalNames) { // docs/yaml.md: layers 0, 3 and 4 o
   const Resolved resolved = target("{\"b.{layer}.w\": {shape: [1], where: {layer: [0, 3..4]}}}",
                                    "{\"b.{layer.local}.w\": {holds: \"b.{layer}.w\"}}", "{pp: 2}",
                                    "{layer: {axis: pp, sizes: [2, 3]}}", "{layer: 5}");
-  ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
-  EXPECT_EQ(contents(*resolved.layout, 1, 0), (Lines{"b.0.w [1] b.0.w:0"}));
-  EXPECT_EQ(contents(*resolved.layout, 1, 1), (Lines{"b.1.w [1] b.3.w:0", "b.2.w [1] b.4.w:0"}));
+  EXPECT_EQ(contents(resolved, 1, 0), (Lines{"b.0.w [1] b.0.w:0"}));
+  EXPECT_EQ(contents(resolved, 1, 1), (Lines{"b.1.w [1] b.3.w:0", "b.2.w [1] b.4.w:0"}));
 }
 
 TEST(Resolve, PresenceAndConditions) {
@@ -408,9 +411,9 @@ TEST(Resolve, PresenceAndConditions) {
              "d: {holds: u, at: {pp: [0, pp - 1]}}}",
              "{tp: 2, pp: 3}");
   ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
-  EXPECT_EQ(contents(*resolved.layout, 1, 1), (Lines{"a [1] t:0", "d [1] u:0"}));
-  EXPECT_EQ(contents(*resolved.layout, 1, 2), Lines{});
-  EXPECT_EQ(contents(*resolved.layout, 1, 5), (Lines{"b [1] t:0", "d [1] u:0"}));
+  EXPECT_EQ(contents(resolved, 1, 1), (Lines{"a [1] t:0", "d [1] u:0"}));
+  EXPECT_EQ(contents(resolved, 1, 2), Lines{});
+  EXPECT_EQ(contents(resolved, 1, 5), (Lines{"b [1] t:0", "d [1] u:0"}));
   EXPECT_EQ(resolved.layout->unused, Lines{"v"});
   EXPECT_NE(resolved.diagnostics.text().find("no target uses 1 of the source's tensors: 'v'"), std::string::npos);
 }
@@ -429,10 +432,9 @@ model:
 source: {layout: train, mesh: {tp: 2, pp: 2}}
 target: {layout: serve, mesh: {tp: 2}, ranks: 4..5}
 )");
-  ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
-  EXPECT_EQ(contents(*resolved.layout, 0, 3), (Lines{"d.0.fc1 [4x1] l.1.gate:2,0 l.1.gate:3,0 l.1.up:2,0 l.1.up:3,0"}));
-  EXPECT_EQ(contents(*resolved.layout, 1, 1), (Lines{"m.0.gate_up [4x1] l.0.up:0,0 l.0.up:1,0 l.0.up:2,0 l.0.up:3,0",
-                                                     "m.1.gate_up [4x1] l.1.up:0,0 l.1.up:1,0 l.1.up:2,0 l.1.up:3,0"}));
+  EXPECT_EQ(contents(resolved, 0, 3), (Lines{"d.0.fc1 [4x1] l.1.gate:2,0 l.1.gate:3,0 l.1.up:2,0 l.1.up:3,0"}));
+  EXPECT_EQ(contents(resolved, 1, 1), (Lines{"m.0.gate_up [4x1] l.0.up:0,0 l.0.up:1,0 l.0.up:2,0 l.0.up:3,0",
+                                             "m.1.gate_up [4x1] l.1.up:0,0 l.1.up:1,0 l.1.up:2,0 l.1.up:3,0"}));
 }
 
 TEST(Resolve, TensorRulesWithoutALayout) {
@@ -448,10 +450,9 @@ model:
 source: {mesh: {tp: 1, pp: 2}}
 target: {mesh: {tp: 2}}
 )");
-  ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
-  EXPECT_EQ(contents(*resolved.layout, 0, 1),
+  EXPECT_EQ(contents(resolved, 0, 1),
             (Lines{"l.1.w [4] l.1.w:0 l.1.w:1 l.1.w:2 l.1.w:3", "e [1] e:1", "head [1] e:1"}));
-  EXPECT_EQ(contents(*resolved.layout, 1, 0),
+  EXPECT_EQ(contents(resolved, 1, 0),
             (Lines{"l.0.w [2] l.0.w:0 l.0.w:1", "l.1.w [2] l.1.w:0 l.1.w:1", "e [1] e:0", "head [1] e:0"}));
 }
 
@@ -565,9 +566,7 @@ struct Same {
 TEST(Resolve, ShardGlobsDoNotMatchScalars) {
   const Same same;
   const Resolved cut = same.target("{}", "cut");
-  ASSERT_TRUE(cut.layout) << cut.diagnostics.text();
-  EXPECT_EQ(contents(*cut.layout, 1, 1),
-            (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [1] norm:1", "scale [] scale"}));
+  EXPECT_EQ(contents(cut, 1, 1), (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [1] norm:1", "scale [] scale"}));
   expectError(same.target("{scalars: {params: same, shard: {\"sc*\": {0: tp}}}}", "scalars"),
               "'sc*' in 'shard' of layout 'scalars' matches only scalars, which have no dimension to shard");
   expectError(same.target("{scalar: {params: same, shard: {scale: {0: tp}}}}", "scalar"),
@@ -577,8 +576,7 @@ TEST(Resolve, ShardGlobsDoNotMatchScalars) {
 TEST(Resolve, AnEmptyShardReplacesGlobs) {
   const Same same;
   const Resolved whole = same.target("{mine: {extend: cut, params: {norm: {holds: norm, shard: {}}}}}", "mine");
-  ASSERT_TRUE(whole.layout) << whole.diagnostics.text();
-  EXPECT_EQ(contents(*whole.layout, 1, 1),
+  EXPECT_EQ(contents(whole, 1, 1),
             (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [2] norm:0 norm:1", "scale [] scale"}));
 }
 
@@ -591,14 +589,11 @@ TEST(Resolve, ParamsBesideSame) {
   // Extends another layout of the model, and the layout of the same name in the extended file.
   for (const std::string layout : {"mine: {extend: same, ", "same: {extend: same, "}) {
     const Resolved resolved = same.target("{" + layout + params, layout.substr(0, 4));
-    ASSERT_TRUE(resolved.layout) << resolved.diagnostics.text();
-    EXPECT_EQ(contents(*resolved.layout, 1, 0), expected) << layout;
+    EXPECT_EQ(contents(resolved, 1, 0), expected) << layout;
   }
   // The globs of the extended layout also shard the new params.
   const Resolved cut = same.target("{mine: {extend: cut, " + params, "mine");
-  ASSERT_TRUE(cut.layout) << cut.diagnostics.text();
-  EXPECT_EQ(contents(*cut.layout, 1, 1),
-            (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [2] z z", "twice [2] norm:1 norm:1"}));
+  EXPECT_EQ(contents(cut, 1, 1), (Lines{"l.0 [1] l.0:2", "l.1 [1] l.1:2", "norm [2] z z", "twice [2] norm:1 norm:1"}));
   expectError(same.target("{mine: {extend: same, params: {nrom: null}}}", "mine"),
               "param 'nrom' is null, which removes it, but the extended layout has no param 'nrom'");
   expectError(same.target("{same: {extend: same, params: {nrom: null}}}", "same"),

@@ -47,6 +47,14 @@ std::string parseError(const std::string &text) {
   return module ? "good" : toString(module.takeError());
 }
 
+Module lesson(const std::string &name) {
+  CompileResult result;
+  Diagnostics diagnostics;
+  EXPECT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/" + name, {}, result, diagnostics))
+      << diagnostics.text();
+  return std::move(result.module);
+}
+
 const std::string kHeader = "module \"m\" layout world 1 staging 0 ranks-per-node 0 fingerprint \"\"\n";
 const std::string kTwoEndpoints =
     "endpoint \"source\" layout \"\" ranks [0]\nendpoint \"target\" layout \"\" ranks [0]\n";
@@ -85,11 +93,7 @@ TEST(Text, NamesAreQuoted) {
 }
 
 TEST(Text, NamesInCommentsAreEscaped) { // a line break would end the comment
-  CompileResult result;
-  Diagnostics diagnostics;
-  ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/even_tp.yaml", {}, result, diagnostics))
-      << diagnostics.text();
-  Module &module = result.module;
+  Module module = lesson("even_tp.yaml");
   module.layout.tensorPatterns[0].name = "w\nunused \"x\"";
   for (Endpoint &endpoint : module.layout.endpoints) {
     endpoint.role += "\nrank 0";
@@ -117,20 +121,14 @@ TEST(Text, ReportsSyntaxErrorsWithTheirPosition) {
 }
 
 TEST(Text, AnOverlapHasAReplicaGroup) { // a transfer reads the first one
-  CompileResult result;
-  Diagnostics diagnostics;
-  ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/columns.yaml", {}, result, diagnostics));
-  std::string text = printed(result.module);
+  std::string text = printed(lesson("columns.yaml"));
   const size_t group = text.find("  from $");
   text.erase(group, text.find('\n', group) - group);
   EXPECT_NE(parseError(text).find("expected 'from', found"), std::string::npos) << parseError(text);
 }
 
 TEST(Text, EveryTruncationFailsToParseOrToVerify) {
-  CompileResult result;
-  Diagnostics diagnostics;
-  ASSERT_TRUE(compileJob(RESHARD_SOURCE_DIR "/tests/compiler/lessons/columns.yaml", {}, result, diagnostics));
-  const std::string text = printed(result.module);
+  const std::string text = printed(lesson("columns.yaml"));
   const size_t last = text.find_last_of("0123456789");
   for (size_t n = 0; n < last; ++n) {
     llvm::Expected<Module> module = parse(std::string_view(text).substr(0, n));

@@ -4,6 +4,7 @@
 #include "executor/rendezvous/store_rendezvous.h"
 #include "executor/rendezvous/tcp_server.h"
 #include "executor/rendezvous/url.h"
+#include "tests/lib/threads.h"
 #include "tests/rendezvous/support.h"
 
 #include <random>
@@ -67,11 +68,7 @@ public:
   }
 
   static void run(std::vector<Process> &all) {
-    std::vector<std::thread> threads;
-    for (Process &each : all)
-      threads.emplace_back([&each] { each.run(); });
-    for (std::thread &each : threads)
-      each.join();
+    tests::onThreads(all.size(), [&](uint32_t number) { all[number].run(); });
   }
 
   static void expectJoined(const std::vector<Process> &all) {
@@ -302,15 +299,11 @@ TEST_F(StoreRendezvousTest, ARankThatFailsBeforeItJoinsEndsAll) {
 }
 
 TEST_F(StoreRendezvousTest, AllRanksMayFailBeforeTheyJoin) {
-  std::vector<std::thread> threads;
   const auto begin = std::chrono::steady_clock::now();
-  for (uint32_t rank = 0; rank < 3; ++rank)
-    threads.emplace_back([&, rank] {
-      MemoryStore store(memory);
-      reportFailure(store, {"job", "", rank, 3, {}}, failed("no plan"), in(20'000));
-    });
-  for (std::thread &each : threads)
-    each.join();
+  tests::onThreads(3, [&](uint32_t rank) {
+    MemoryStore store(memory);
+    reportFailure(store, {"job", "", rank, 3, {}}, failed("no plan"), in(20'000));
+  });
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(4));
   MemoryStore store(memory); // nobody comes
   reportFailure(store, {"job", "", 1, 0, {}}, failed("no plan"), in(300));

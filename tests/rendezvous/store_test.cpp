@@ -50,6 +50,13 @@ Socket stranger(uint16_t port) {
   return socket;
 }
 
+/// The next client of a listener; waits for it.
+Socket accepted(const Result<Socket> &listener) {
+  pollfd polled{listener->number(), POLLIN, 0};
+  ::poll(&polled, 1, 10'000);
+  return Socket(::accept(listener->number(), nullptr, nullptr));
+}
+
 void say(const Socket &socket, std::string_view bytes) {
   [[maybe_unused]] const ssize_t sent = ::send(socket.number(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
 }
@@ -180,9 +187,7 @@ TEST(TcpStore, AServerMustProveItsSecret) {
   Result<Socket> listener = listenAt(kAnyPort, false, {});
   ASSERT_TRUE(listener.ok());
   std::thread impostor([&] {
-    pollfd polled{listener->number(), POLLIN, 0};
-    ::poll(&polled, 1, 10'000);
-    const Socket client(::accept(listener->number(), nullptr, nullptr));
+    const Socket client = accepted(listener);
     say(client, ByteWriter()
                     .raw(tcp::kMagic)
                     .number(tcp::kVersion)
@@ -312,9 +317,7 @@ TEST(TcpStore, AClientThatIsOustedBeforeItsProofConnectsAgain) {
   ASSERT_TRUE(listener.ok());
   std::thread ousting([&] {
     for (int connection = 0; connection < 2; ++connection) {
-      pollfd polled{listener->number(), POLLIN, 0};
-      ::poll(&polled, 1, 10'000);
-      const Socket client(::accept(listener->number(), nullptr, nullptr)), to = stranger(server->port());
+      const Socket client = accepted(listener), to = stranger(server->port());
       for (bool open = true; open;) {
         char bytes[256];
         pollfd ends[2] = {{client.number(), POLLIN, 0}, {to.number(), POLLIN, 0}};
@@ -360,9 +363,7 @@ TEST(PeerUsers, BothSourcesKnowTheUserOfAnOpenConnection) {
           client.emplace(::socket(at->front().storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
           EXPECT_EQ(::connect(client->number(), at->front().get(), at->front().bytes), 0);
         }).join();
-        pollfd polled{listener->number(), POLLIN, 0};
-        ::poll(&polled, 1, 10'000);
-        const Socket served(::accept(listener->number(), nullptr, nullptr));
+        const Socket served = accepted(listener);
         const auto open = users->userOf(served.number());
         EXPECT_TRUE(open.ok() && *open == user);
         client.reset(); // the kernel shows a closed socket as root's
@@ -578,9 +579,7 @@ TEST(TcpStore, AnotherProgramOrVersionAtThePort) {
     Result<Socket> listener = listenAt(kAnyPort, false, {});
     ASSERT_TRUE(listener.ok());
     std::thread other([&, answer = answer] {
-      pollfd polled{listener->number(), POLLIN, 0};
-      ::poll(&polled, 1, 10'000);
-      const Socket client(::accept(listener->number(), nullptr, nullptr));
+      const Socket client = accepted(listener);
       say(client, answer);
       closed(client, 10'000);
     });
