@@ -87,7 +87,8 @@ ROOMS = {
     "tests/mutants": "tests/schema base schema executor/* command verify/* report/* tools/run flatbuffers/",
     "tests/fuzz": "tests/lib tests/executor tests/schema ir base/yaml compiler/* executor/* checkpoints verify/*",
     "tests/bench": (
-        "tests/lib reshard base schema compiler/* kernels/* executor/* command verify/* report/* tools/run mpi.h"
+        "tests/lib tests/verify/bound.h reshard base schema compiler/* kernels/* executor/* command verify/* report/* "
+        "tools/run mpi.h"
     ),
     "tests/gpu": "tests/lib tests/kernels reshard base schema kernels/* executor/* verify/* nccl.h cuda",
     "tests/mpi": "mpi.h",

@@ -5,11 +5,10 @@
 //   bench-convert [--benchmark_filter=…]
 
 #include "kernels/cpu/quantized.h"
+#include "tests/lib/times.h"
 
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -19,6 +18,8 @@
 
 using namespace reshard;
 using namespace reshard::kernels;
+using reshard::tests::median;
+using reshard::tests::now;
 
 namespace {
 
@@ -48,13 +49,6 @@ void fillWeights(std::byte *source, NumberFormat format) {
   }
   for (uint64_t at = bytes; at < kSource; at += bytes)
     std::memcpy(source + at, source, bytes);
-}
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<long>(values.size() / 2), values.end());
-  return values[values.size() / 2];
 }
 
 struct Case {

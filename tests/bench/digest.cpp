@@ -5,17 +5,18 @@
 //   bench-digest [--benchmark_filter=…]
 
 #include "kernels/cpu/tensor_digest.h"
+#include "tests/lib/times.h"
 
 #include <benchmark/benchmark.h>
 
-#include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
 
 using namespace reshard::kernels;
+using reshard::tests::median;
+using reshard::tests::now;
 
 namespace {
 
@@ -26,13 +27,6 @@ const std::byte *touched() {
   for (uint64_t at = 0; at < kBytes; ++at)
     memory[at] = static_cast<std::byte>(at * 31);
   return memory;
-}
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<long>(values.size() / 2), values.end());
-  return values[values.size() / 2];
 }
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)

@@ -7,16 +7,18 @@
 
 #include "kernels/kernels.h"
 #include "kernels/cpu/streaming_stores.h"
+#include "tests/lib/times.h"
 
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
 using namespace reshard::kernels;
+using reshard::tests::median;
+using reshard::tests::now;
 
 namespace {
 
@@ -63,13 +65,6 @@ std::byte *touched(int value) {
   auto *memory = static_cast<std::byte *>(std::aligned_alloc(kPage, kPayload * kGap + kPage));
   std::memset(memory, value, kPayload * kGap + kPage);
   return memory;
-}
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<long>(values.size() / 2), values.end());
-  return values[values.size() / 2];
 }
 
 /// Runs the kernel and memcpy alternately; one iteration is one of each.

@@ -16,6 +16,7 @@
 #include "reshard/reshard.h"
 #include "schema/flatbuffer_vectors.h"
 #include "tests/lib/folder.h"
+#include "tests/verify/bound.h"
 #include "tools/run/memory.h"
 
 #include <benchmark/benchmark.h>
@@ -124,15 +125,12 @@ struct Case {
     const auto own = static_cast<uint32_t>(rank);
     if (reshard_open(path.c_str(), meets ? &own : nullptr, meets, &options, &executor) != RESHARD_OK)
       fail(reshard_error(executor));
-    for (const MeshRankMemory &rankMemory : memory->rankMemories()) {
-      const Endpoint &endpoint = *plan->manifest().endpoints()->Get(rankMemory.endpoint);
-      for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
-        for (const ParamInstance &instance : instances(plan->manifest(), endpoint, p, rankMemory.meshRank))
-          if (reshard_bind(executor, rankMemory.endpoint, endpoint.ranks()->Get(rankMemory.meshRank),
-                           instance.name.c_str(), rankMemory.params[p][instance.instance],
-                           static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
-            fail(reshard_error(executor));
-    }
+    for (const MeshRankMemory &rankMemory : memory->rankMemories())
+      tests::forEachBound(*plan, rankMemory, [&](const ParamInstance &instance, std::byte *at) {
+        if (reshard_bind(executor, rankMemory.endpoint, own, instance.name.c_str(), at,
+                         static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
+          fail(reshard_error(executor));
+      });
     if (reshard_prepare(executor) != RESHARD_OK)
       fail(reshard_error(executor));
   }
@@ -197,18 +195,15 @@ struct Case {
       if (step->kind() == StepKind::fill)
         continue;
       const bool local = step->kind() == StepKind::copy;
-      for (uint32_t i = 0; i < step->input_count(); ++i) {
-        const MPI_Datatype one = type(*segment->operands()->Get(step->first_input() + i));
-        byPeer[{true, local ? rank : static_cast<int>(step->peer())}][{local ? 0 : step->message(), i}] = one;
-        ones.push_back({local ? rank : static_cast<int>(step->peer()),
-                        local ? (1 << 20) + static_cast<int>(i) : static_cast<int>(step->message()), true, one});
-      }
-      for (uint32_t i = 0; i < step->output_count(); ++i) {
-        const MPI_Datatype one = type(*segment->operands()->Get(step->first_output() + i));
-        byPeer[{false, local ? rank : static_cast<int>(step->peer())}][{local ? 0 : step->message(), i}] = one;
-        ones.push_back({local ? rank : static_cast<int>(step->peer()),
-                        local ? (1 << 20) + static_cast<int>(i) : static_cast<int>(step->message()), false, one});
-      }
+      const int peer = local ? rank : static_cast<int>(step->peer());
+      for (const bool send : {true, false})
+        for (uint32_t i = 0; i < (send ? step->input_count() : step->output_count()); ++i) {
+          const uint32_t first = send ? step->first_input() : step->first_output();
+          const MPI_Datatype one = type(*segment->operands()->Get(first + i));
+          byPeer[{send, peer}][{local ? 0 : step->message(), i}] = one;
+          ones.push_back(
+              {peer, local ? (1 << 20) + static_cast<int>(i) : static_cast<int>(step->message()), send, one});
+        }
     }
     for (const bool send : {true, false})
       for (int peer = 0; peer < size; ++peer) {
@@ -269,12 +264,9 @@ void compare(Case &job, const std::vector<Method> &methods) {
   auto each = [&](bool target, auto visit) {
     for (const MeshRankMemory &rankMemory : job.memory->rankMemories())
       if ((rankMemory.endpoint > 0) == target)
-        for (uint32_t p = 0; p < rankMemory.params.size(); ++p)
-          for (const ParamInstance &instance :
-               instances(job.plan->manifest(), *job.plan->manifest().endpoints()->Get(rankMemory.endpoint), p,
-                         rankMemory.meshRank))
-            visit(reinterpret_cast<uint16_t *>(rankMemory.params[p][instance.instance]),
-                  static_cast<size_t>(instance.bytes) / 2);
+        tests::forEachBound(*job.plan, rankMemory, [&](const ParamInstance &instance, std::byte *at) {
+          visit(reinterpret_cast<uint16_t *>(at), static_cast<size_t>(instance.bytes) / 2);
+        });
   };
   uint32_t value = static_cast<uint32_t>(rank) + 1;
   each(false, [&](uint16_t *at, size_t count) {

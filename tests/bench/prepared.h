@@ -9,6 +9,8 @@
 #include "executor/transports/transport.h"
 #include "reshard/reshard.h"
 #include "tests/lib/folder.h"
+#include "tests/lib/times.h"
+#include "tests/verify/bound.h"
 #include "tools/run/memory.h"
 #include "verify/proof/plan_verifier.h"
 
@@ -60,18 +62,13 @@ public:
     for (const verify::MeshRankMemory &rankMemory : memory_->rankMemories()) {
       const schema::Endpoint &endpoint = *plan_->manifest().endpoints()->Get(rankMemory.endpoint);
       const uint32_t rank = endpoint.ranks()->Get(rankMemory.meshRank);
-      for (uint32_t p = 0; p < rankMemory.params.size(); ++p) {
-        if (!schema::bindable(*endpoint.params()->Get(p)))
-          continue;
-        for (schema::ParamInstance &instance : schema::instances(plan_->manifest(), endpoint, p, rankMemory.meshRank)) {
-          std::byte *const at = rankMemory.params[p][instance.instance];
-          if (reshard_bind(executor_, rankMemory.endpoint, rank, instance.name.c_str(), at,
-                           static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
-            fail(reshard_error(executor_));
-          (rankMemory.endpoint == 0 ? sources : targets)
-              .push_back({rank, schema::storageDtypeOf(*endpoint.params()->Get(p)), std::move(instance), at});
-        }
-      }
+      tests::forEachBound(*plan_, rankMemory, [&](const schema::ParamInstance &instance, std::byte *at) {
+        if (reshard_bind(executor_, rankMemory.endpoint, rank, instance.name.c_str(), at,
+                         static_cast<uint64_t>(instance.bytes)) != RESHARD_OK)
+          fail(reshard_error(executor_));
+        (rankMemory.endpoint == 0 ? sources : targets)
+            .push_back({rank, schema::storageDtypeOf(*endpoint.params()->Get(instance.param)), instance, at});
+      });
     }
     if (reshard_prepare(executor_) != RESHARD_OK)
       fail(reshard_error(executor_));
@@ -164,9 +161,6 @@ inline size_t bytesOf(const std::vector<Bound> &params) {
   return bytes;
 }
 
-inline double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<long>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
+using tests::median;
 
 } // namespace reshard::bench

@@ -4,11 +4,11 @@
 
 #include "executor/transports/device_rounds.h"
 #include "tests/gpu/plan_on_gpu.h"
+#include "tests/lib/times.h"
 
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -18,19 +18,15 @@ namespace reshard::gpu {
 
 namespace {
 
+using tests::median;
+using tests::now;
+
 /// Targets, as ratios to the copy: rows of 4 KiB and more, conversions, a refit; and the host seconds of a replay.
 constexpr double kPackTarget = 0.85, kConvertTarget = 0.80, kRefitTarget = 1.10, kHostSeconds = 20e-6;
 /// RESHARD_TINY: the smallest sizes that run all code, for a simulated GPU; the figures are then meaningless.
 const bool kTiny = std::getenv("RESHARD_TINY");
 const int kRepeats = kTiny ? 1 : 8, kReplays = kTiny ? 1 : 15;
 const uint64_t kPayload = uint64_t{1} << (kTiny ? 20 : 30), kSmallEntries = kTiny ? 90 : 100'000;
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<long>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
 
 /// Operations recorded on their own device.
 class Recording {
