@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts allocations while `counting` is true; executor_test.cpp has the operators.
+// Counts allocations while `counting` is true.
 #pragma once
 
 #include <atomic>

@@ -19,7 +19,7 @@ GRACE = 10  # seconds that a loaded machine may need in addition
 @unittest.skipIf(MISSING, f"several hosts cannot be simulated: {MISSING}")
 class TwoHosts(FolderTest):
     def start(self, made, host, test, **environment):
-        program = [*made.inside(host), BIN / "test-executor", f"--gtest_filter={test}"]
+        program = [*made.inside(host), BIN / "test-executor_backends", f"--gtest_filter={test}"]
         process = subprocess.Popen(program, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.wait)
