@@ -140,6 +140,26 @@ def bits(mask):
         mask &= mask - 1
 
 
+def cells_of(boxes, dimensions):
+    """The number of elements in each combination of boxes, which are a set of positions for each dimension: {bit mask
+    of the boxes that contain them: count}."""
+    found = Counter({(1 << len(boxes)) - 1: 1})
+    for d in range(dimensions):
+        distinct = sorted({box[d] for box in boxes})
+        of_set = [0] * len(distinct)
+        for b, box in enumerate(boxes):
+            of_set[distinct.index(box[d])] |= 1 << b
+        here = Counter()
+        for mask, count in refine(distinct).items():
+            here[sum(of_set[s] for s in bits(mask))] += count  # of_set are disjoint
+        following = Counter()
+        for (a, m), (b, n) in itertools.product(found.items(), here.items()):
+            if a & b:
+                following[a & b] += m * n
+        found = following
+    return found
+
+
 def cells(patterns, source, targets):
     """Yields (bytes, bit mask of the source ranks that hold them, target ranks that need them) for each target and each
     set of elements that the same ranks hold. A rank that needs the elements at two positions (tied params, index maps
@@ -149,23 +169,7 @@ def cells(patterns, source, targets):
         for target in targets:
             wanted = rank_classes(target, pattern)
             boxes, ranks = zip(*held, *wanted) if held + wanted else ((), ())
-            dimensions = []
-            for d in range(variables + len(shape)):
-                distinct = sorted({box[d] for box in boxes})
-                of_set = [0] * len(distinct)
-                for b, box in enumerate(boxes):
-                    of_set[distinct.index(box[d])] |= 1 << b
-                here = Counter()
-                for mask, count in refine(distinct).items():
-                    here[sum(of_set[s] for s in bits(mask))] += count  # of_set are disjoint
-                dimensions.append(list(here.items()))
-            found = Counter({(1 << len(boxes)) - 1: 1})
-            for dimension in dimensions:
-                following = Counter()
-                for (a, m), (b, n) in itertools.product(found.items(), dimension):
-                    if a & b:
-                        following[a & b] += m * n
-                found = following
+            found = cells_of(boxes, variables + len(shape))
             sources = (1 << len(held)) - 1
             for mask, count in found.items():
                 replicas = 0
