@@ -251,6 +251,12 @@ class Dcp:
         )
         self._place(name, offset, file, archive(tensor(array, "0"), [array]), **info)
 
+    def whole(self, tensors: dict[str, np.ndarray]) -> Dcp:
+        """Tensors in one chunk each."""
+        for name, array in tensors.items():
+            self.chunk(name, array.shape, (0,) * array.ndim, array)
+        return self
+
     def object(self, name: str, data: bytes, file: str = "__0_0.distcp") -> None:
         self.items[name] = Call(METADATA, "BytesStorageMetadata")
         self._place(name, None, file, data)

@@ -322,8 +322,8 @@ private:
   /// Opens the device of this process's rank, chosen as reshard_open does.
   void openDevice(const ExecutionOptions &options) {
     const Launch launch = options.traits().processes ? findLaunch() : Launch();
-    device_ = valueOrThrow(reshard::openDevice(options.device, launch.localRank ? static_cast<int>(*launch.localRank) : -1),
-                      kFailure);
+    device_ = valueOrThrow(
+        reshard::openDevice(options.device, launch.localRank ? static_cast<int>(*launch.localRank) : -1), kFailure);
   }
 
   void bindRanks(const schema::Manifest &manifest, const Processes &processes, const RankMemories &memories) {

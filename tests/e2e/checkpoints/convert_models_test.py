@@ -130,29 +130,25 @@ def rounded(array: np.ndarray) -> np.ndarray:
 
 
 class Models(ConvertTest):
+    def synthesized(
+        self, folder: str, config: dict, model: str, source: object, target: object, **more: object
+    ) -> None:
+        """A checkpoint of random values, FOLDER/made, of a model with a config; and beside it the config, the job and
+        its plan. more: further keys of the model."""
+        (self.folder / folder).mkdir()
+        self.write(f"{folder}/config.json", json.dumps(config))
+        of = {"extend": str(ROOT / f"examples/models/{model}.yaml"), "config": "config.json"} | more
+        job = {"version": 1, "model": of, "source": source, "target": target}
+        self.write(f"{folder}/job.yaml", json.dumps(job))
+        self.call("reshard-compile", f"{folder}/job.yaml", "-o", f"{folder}/p.rplan")
+        self.call("reshard-exec", f"{folder}/p.rplan", "--synthesize", f"--source={folder}/made")
+
     def save(self, folder: str, config: dict, model: str, layout: str = "hf", **more: object) -> dict[str, np.ndarray]:
         """A checkpoint of random values in a layout, with its config.json, as safetensors. more:
         further keys of the model."""
+        source, target = {"layout": layout, "storage": "."}, {"layout": layout, "mesh": {}}
+        self.synthesized(folder, config, model, source, target, dtype="fp32", **more)
         path = self.folder / folder
-        path.mkdir()
-        (path / "config.json").write_text(json.dumps(config))
-        (path / "job.yaml").write_text(
-            json.dumps(
-                {
-                    "version": 1,
-                    "model": {
-                        "extend": str(ROOT / f"examples/models/{model}.yaml"),
-                        "config": "config.json",
-                        "dtype": "fp32",
-                    }
-                    | more,
-                    "source": {"layout": layout, "storage": "."},
-                    "target": {"layout": layout, "mesh": {}},
-                }
-            )
-        )
-        run("reshard-compile", path / "job.yaml", "-o", path / "p.rplan")
-        run("reshard-exec", path / "p.rplan", "--synthesize", f"--source={path / 'made'}")
         (path / "made/model.safetensors").rename(path / "model.safetensors")
         for made in (path / "made", path / "job.yaml", path / "p.rplan"):
             made.rmdir() if made.is_dir() else made.unlink()
@@ -166,11 +162,10 @@ class Models(ConvertTest):
             *([("llama", LLAMA, "llama3-8b")] if FULL else []),
         ):
             wanted = self.save(name, config, model)
-            text = self.convert(name, f"{name}-megatron", "--to=megatron").stdout
-            self.assertIn("layouts: hf to megatron-checkpoint\n", text)
+            self.converts("layouts: hf to megatron-checkpoint\n", name, f"{name}-megatron", "--to=megatron")
             numbers = f"--config={name}/config.json"
-            self.convert(f"{name}-megatron", f"{name}-dcp", "--to=fsdp2", numbers, "--leave=common.pt")
-            text = self.convert(f"{name}-dcp", f"{name}-hf", numbers).stdout
+            self.convert(f"{name}-megatron {name}-dcp --to=fsdp2", numbers, "--leave=common.pt")
+            text = self.convert(f"{name}-dcp {name}-hf", numbers).stdout
             self.assertIn("layouts: fsdp2-checkpoint to hf\n", text)
             size = sum(array.size for array in wanted.values())
             self.assertTrue(
@@ -181,39 +176,39 @@ class Models(ConvertTest):
                 text,
             )
             self.check(f"{name}-hf", wanted)
-            self.assertEqual(json.loads((self.folder / f"{name}-hf/config.json").read_text()), config)
+            self.assertEqual(self.json(f"{name}-hf/config.json"), config)
 
     def test_uneven_stages(self):
         """--mesh divides the layers evenly. The note says how the job states other stages, and that job compiles."""
         self.save("hf-model", LLAMA | {"num_hidden_layers": 3}, "llama3-8b")
-        error = self.convert("hf-model", "out", "--to=megatron", "--mesh=tp=1,pp=2", code=2).stderr
-        self.assertIn("'place: {layer: {axis: pp, first: N}}' beside it for N layers in the first stage", error)
-        job = yaml.safe_load(self.convert("hf-model", "out", "--to=megatron", "--mesh=tp=1", "--plan").stdout)
+        self.cannot_convert(
+            "'place: {layer: {axis: pp, first: N}}' beside it for N layers in the first stage",
+            "hf-model out --to=megatron --mesh=tp=1,pp=2",
+        )
+        job = yaml.safe_load(self.convert("hf-model out --to=megatron --mesh=tp=1 --plan").stdout)
         job["target"] |= {"mesh": {"tp": 1, "pp": 2}, "place": {"layer": {"axis": "pp", "first": 1}}}
-        (self.folder / "job.yaml").write_text(yaml.safe_dump(job))
-        run("reshard-compile", "job.yaml", "-o", "job.rplan", cwd=self.folder)
-        run("reshard-exec", "job.rplan", cwd=self.folder)
+        self.write("job.yaml", yaml.safe_dump(job))
+        self.call("reshard-compile job.yaml -o job.rplan")
+        self.call("reshard-exec job.rplan")
 
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_layers_that_are_not_alike(self):
         """DeepSeek-V3: Megatron-Core's checkpoint has tensors for each layer, or for each expert too. A checkpoint of
         transformers has no multi-token prediction."""
         wanted = self.save("hf-model", DEEPSEEK, "deepseek-v3")
-        text = self.convert("hf-model", "megatron", "--to=megatron").stdout
-        self.assertIn("layouts: hf to megatron-checkpoint-layers\n", text)
-        self.convert("megatron", "out", "--config=hf-model/config.json", "--allow=extra")
+        self.converts("layouts: hf to megatron-checkpoint-layers\n", "hf-model megatron --to=megatron")
+        self.convert("megatron out --config=hf-model/config.json --allow=extra")
         self.check("out", wanted)
-        self.convert("hf-model", "singleton", "--to=megatron", "--target-layout=megatron-checkpoint-singleton")
-        text = self.convert("singleton", "joined", "--config=hf-model/config.json", "--allow=extra").stdout
-        self.assertIn("layouts: megatron-checkpoint-singleton to hf\n", text)
+        self.convert("hf-model singleton --to=megatron --target-layout=megatron-checkpoint-singleton")
+        self.converts(
+            "layouts: megatron-checkpoint-singleton to hf\n",
+            "singleton joined --config=hf-model/config.json --allow=extra",
+        )
         self.check("joined", wanted)
         wanted = {name: array for name, array in wanted.items() if ".layers.2." not in name}
-        save_file(wanted, self.folder / "hf-model/model.safetensors")
-        self.convert("hf-model", "without", "--to=megatron")
-        self.assertIn(
-            "without multi-token prediction",
-            self.convert("without", "again", "--config=hf-model/config.json", "--allow=extra").stdout,
-        )
+        self.save_checkpoint("hf-model", wanted)
+        self.convert("hf-model without --to=megatron")
+        self.converts("without multi-token prediction", "without again --config=hf-model/config.json --allow=extra")
         self.check("again", wanted)
 
     def test_tied(self):
@@ -226,26 +221,17 @@ class Models(ConvertTest):
             tensors={"lm_head.weight": {"tied": "model.embed_tokens.weight"}},
         )
         del wanted["lm_head.weight"]
-        save_file(wanted, self.folder / "hf-model/model.safetensors")
-        self.convert("hf-model", "dcp", "--to=fsdp2")
-        self.assertIn("model.lm_head.weight", run("reshard-inspect", self.folder / "dcp").stdout)
-        self.assertIn(
-            "compared, all equal", self.convert("dcp", "out", "--config=hf-model/config.json").stdout
-        )  # the two names
+        self.save_checkpoint("hf-model", wanted)
+        self.convert("hf-model dcp --to=fsdp2")
+        self.prints("model.lm_head.weight", "reshard-inspect dcp")
+        self.converts("compared, all equal", "dcp out --config=hf-model/config.json")  # the two names
         self.check("out", wanted)
         # Both names with other values: the target has those of one, and the command says that the
         # source contradicts itself.
-        (self.folder / "two").mkdir()
-        (self.folder / "two/config.json").write_text((self.folder / "hf-model/config.json").read_text())
-        save_file(
-            wanted | {"lm_head.weight": np.ones_like(wanted["model.embed_tokens.weight"])},
-            self.folder / "two/model.safetensors",
-        )
-        self.assertIn("model.embed_tokens.weight", self.convert("two", "contradiction", code=1).stderr)
-        self.assertIn(
-            "names are missing: lm_head.weight",
-            self.convert("hf-model", "wrong", f"--config={self.config(LLAMA)}", code=2).stderr,
-        )
+        self.write("two/config.json", (self.folder / "hf-model/config.json").read_text())
+        self.save_checkpoint("two", wanted | {"lm_head.weight": np.ones_like(wanted["model.embed_tokens.weight"])})
+        self.cannot_convert("model.embed_tokens.weight", "two contradiction", code=1)
+        self.cannot_convert("names are missing: lm_head.weight", f"hf-model wrong --config={self.config(LLAMA)}")
 
     def test_a_language_model_of_a_multimodal_one(self):
         """The config.json of Gemma 3 has the numbers of its language model in `text_config`, and lacks some; TARGET's
@@ -267,25 +253,29 @@ class Models(ConvertTest):
         }
         wanted = self.save("multimodal", config, "gemma-3-27b", "hf-multimodal")
         del wanted["language_model.lm_head.weight"]  # tied, as in the releases
-        save_file(wanted, self.folder / "multimodal/model.safetensors")
+        self.save_checkpoint("multimodal", wanted)
         # 4 heads of 16, transformers' default
         self.assertEqual(wanted["language_model.model.layers.1.self_attn.k_proj.weight"].shape, (64, 64))
-        shown = self.convert("multimodal", "out").stdout
+        shown = self.convert("multimodal out").stdout
         self.assertIn("model: as gemma-3-27b, with the numbers of", shown)
         self.assertIn("config.json: the 'text_config' of SOURCE's", shown)
         self.check("out", {name.removeprefix("language_model."): array for name, array in wanted.items()})
         self.assertEqual(
-            json.loads((self.folder / "out/config.json").read_text()),
-            {"architectures": ["Gemma3ForCausalLM"], "torch_dtype": "float32"} | text,
+            self.json("out/config.json"), {"architectures": ["Gemma3ForCausalLM"], "torch_dtype": "float32"} | text
         )
-        self.convert("multimodal", "named", "--model=gemma-3-27b", "--config=multimodal/config.json")
+        self.convert("multimodal named --model=gemma-3-27b --config=multimodal/config.json")
         self.assertEqual((self.folder / "named/config.json").read_text(), (self.folder / "out/config.json").read_text())
         del text["hidden_size"]
-        error = self.convert("multimodal", "none", f"--config={self.config(config)}", code=2).stderr
-        self.assertIn("has no key 'hidden_size', and its 'text_config' has none", error)
+        self.cannot_convert(
+            "has no key 'hidden_size', and its 'text_config' has none",
+            f"multimodal none --config={self.config(config)}",
+        )
+
+    def equal_digests(self, one: str, other: str, tensors: int) -> None:
+        self.assertEqual(self.call("reshard-digest", one, other).stdout, f"equal: {tensors} tensors\n")
 
     def config(self, values: dict) -> Path:
-        (self.folder / "config-of-test.json").write_text(json.dumps(values))
+        self.write("config-of-test.json", json.dumps(values))
         return self.folder / "config-of-test.json"
 
     def test_the_optimizer_has_no_state_of_a_buffer(self):
@@ -295,99 +285,64 @@ class Models(ConvertTest):
         bias = "model.layers.1.mlp.gate.e_score_correction_bias"
         self.assertIn(f"model.{bias}", wanted)
         self.assertNotIn(f"optimizer.state.{bias}.exp_avg", wanted)
-        self.convert("saved", "out", "--to=fsdp2", "--optimizer")
-        self.assertEqual(
-            run("reshard-digest", self.folder / "saved", self.folder / "out").stdout.strip(),
-            f"equal: {len(wanted)} tensors",
-        )
+        self.convert("saved out --to=fsdp2 --optimizer")
+        self.equal_digests("saved", "out", len(wanted))
 
     def test_optimizer(self):
         states = {"exp_avg": "fp32", "exp_avg_sq": "fp32", "step": {"dtype": "fp32", "shape": []}}
         self.save("saved", LLAMA, "llama3-8b", "fsdp2-checkpoint", optimizer=states)
-        self.convert("saved", "step-10", "--to=dcp")
+        self.convert("saved step-10 --to=dcp")
         numbers = "--config=saved/config.json"
-        self.assertIn(
-            "--optimizer converts the optimizer's state; --allow=extra leaves them out",
-            self.convert("step-10", "out", numbers, code=2).stderr,
-        )
-        self.assertIn(
-            "layout megatron has no names for the optimizer's state; the layouts of --to=fsdp2 and --to=megatron "
-            "have, without --mesh",
-            self.convert("step-10", "out", numbers, "--to=megatron", "--mesh=tp=2", "--optimizer", code=2).stderr,
-        )
-        error = self.convert(
-            "step-10", "out", numbers, "--to=sglang", "--mesh=tp=2,dp=2", "--allow=extra", code=2
-        ).stderr
-        self.assertIn(
-            "the tensors are those of model llama3-405b in layout fsdp2-checkpoint, but the job is not valid: ", error
-        )
-        self.assertIn(
-            "layout hf has no names for the optimizer's state",
-            self.convert("step-10", "out", numbers, "--to=hf", "--optimizer", code=2).stderr,
-        )
-        self.assertIn(
-            "layout megatron-checkpoint has no names for the state step; --allow=extra leaves it out",
-            self.convert("step-10", "out", numbers, "--to=megatron", "--optimizer", code=2).stderr,
-        )
-        text = self.convert(
-            "step-10", "megatron", numbers, "--to=megatron", "--optimizer", "--allow=extra", "--dtype=bf16"
-        ).stdout
+        for options, error in (
+            ("", "--optimizer converts the optimizer's state; --allow=extra leaves them out"),
+            (
+                "--to=megatron --mesh=tp=2 --optimizer",
+                "layout megatron has no names for the optimizer's state; the layouts of --to=fsdp2 and --to=megatron "
+                "have, without --mesh",
+            ),
+            (
+                "--to=sglang --mesh=tp=2,dp=2 --allow=extra",
+                "the tensors are those of model llama3-405b in layout fsdp2-checkpoint, but the job is not valid: ",
+            ),
+            ("--to=hf --optimizer", "layout hf has no names for the optimizer's state"),
+            (
+                "--to=megatron --optimizer",
+                "layout megatron-checkpoint has no names for the state step; --allow=extra leaves it out",
+            ),
+        ):
+            self.cannot_convert(error, f"step-10 out {numbers} {options}")
+        text = self.convert(f"step-10 megatron {numbers} --to=megatron --optimizer --allow=extra --dtype=bf16").stdout
         self.assertIn("with exp_avg, exp_avg_sq, param\nmaster weights: of TARGET, the weights of SOURCE\n", text)
         self.assertIn("left out: 21 tensors of the optimizer's state: step (21)\n", text)
-        text = run("reshard-inspect", self.folder / "megatron").stdout
+        text = self.call("reshard-inspect megatron").stdout
         for name, dtype in (("optimizer.state.exp_avg.", "fp32"), ("optimizer.state.param.", "fp32"), ("", "bf16")):
             self.assertRegex(text, rf"(?m)^ *{name}decoder.layers.mlp.linear_fc2.weight  {dtype}")
-        error = self.convert(
-            "megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", code=2
-        ).stderr
-        self.assertIn(
+        back = f"megatron back {numbers} --to=fsdp2 --optimizer --leave=common.pt"
+        self.cannot_convert(
             "the optimizer of TARGET has no master weights, so that those of 'megatron' become its weights; "
             "--allow=extra leaves out the weights decoder.",
-            error,
+            back,
         )
-        text = self.convert(
-            "megatron", "back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", "--allow=extra"
-        ).stdout
-        self.assertIn("weights: of TARGET, the master weights of SOURCE\n", text)
-        self.convert("back", "back-hf", "--to=safetensors")
+        self.converts("weights: of TARGET, the master weights of SOURCE\n", f"{back} --allow=extra")
+        self.convert("back back-hf --to=safetensors")
         wanted = load_file(self.folder / "saved/model.safetensors")
-        self.check(
-            "back-hf", {name: array for name, array in wanted.items() if not name.endswith(".step")}
-        )  # with all bits of the weights
-        self.convert(
-            "megatron", "rounded", numbers, "--to=fsdp2", "--leave=common.pt", "--allow=extra"
-        )  # without the optimizer
-        self.convert("rounded", "rounded-hf", "--to=safetensors", "--dtype=fp32")
+        # With all bits of the weights.
+        self.check("back-hf", {name: array for name, array in wanted.items() if not name.endswith(".step")})
+        # Without the optimizer.
+        self.convert(f"megatron rounded {numbers} --to=fsdp2 --leave=common.pt --allow=extra")
+        self.convert("rounded rounded-hf --to=safetensors --dtype=fp32")
         self.check("rounded-hf", {name: rounded(array) for name, array in wanted.items() if "optimizer" not in name})
         for layout in ("megatron-checkpoint-layers", *(["megatron-checkpoint-singleton"] if FULL else [])):
             with self.subTest(layout=layout):
-                self.convert(
-                    "step-10",
-                    layout,
-                    numbers,
-                    "--to=megatron",
-                    f"--target-layout={layout}",
-                    "--optimizer",
-                    "--allow=extra",
-                )
-                text = self.convert(
-                    "megatron", f"from-{layout}", numbers, "--to=megatron", f"--target-layout={layout}", "--optimizer"
-                ).stdout
-                self.assertIn("common.pt: names the layout of SOURCE", text)
-                self.convert(
-                    layout, f"{layout}-back", numbers, "--to=fsdp2", "--optimizer", "--leave=common.pt", "--allow=extra"
-                )
-                self.assertEqual(
-                    run("reshard-digest", self.folder / "back", self.folder / f"{layout}-back").stdout.strip(),
-                    f"equal: {len(wanted) * 3 // 4} tensors",
-                )
+                to = f"{numbers} --to=megatron --target-layout={layout} --optimizer"
+                self.convert(f"step-10 {layout} {to} --allow=extra")
+                self.converts("common.pt: names the layout of SOURCE", f"megatron from-{layout} {to}")
+                self.convert(f"{layout} {layout}-back {numbers} --to=fsdp2 --optimizer --leave=common.pt --allow=extra")
+                self.equal_digests("back", f"{layout}-back", len(wanted) * 3 // 4)
         if not FULL:
             return
-        self.convert("step-10", "again", numbers, "--to=fsdp2", "--optimizer")
-        self.assertEqual(
-            run("reshard-digest", self.folder / "step-10", self.folder / "again").stdout.strip(),
-            f"equal: {len(wanted)} tensors",
-        )
+        self.convert("step-10 again", numbers, "--to=fsdp2", "--optimizer")
+        self.equal_digests("step-10", "again", len(wanted))
 
     def test_what_is_left_out(self):
         """Weights, the optimizer's state and objects apart, by their patterns."""
@@ -402,13 +357,12 @@ class Models(ConvertTest):
             f"optimizer.state.model.layers.{layer}.input_layernorm.weight.amax": np.ones(1, np.float32)
             for layer in range(2)
         }
-        for name, array in (saved | biases | amax).items():
-            checkpoint.chunk(name, array.shape, (0,) * array.ndim, array)
+        checkpoint.whole(saved | biases | amax)
         for name in ("step", *(f"optimizer.param_groups.{number}.lr" for number in range(9))):
             checkpoint.object(name, b"N.")
         checkpoint.write()
         numbers = "--config=saved/config.json"
-        error = self.convert("step-10", "out", numbers, code=2).stderr
+        error = self.convert("step-10 out", numbers, code=2).stderr
         self.assertIn(
             f"has {len(saved) // 2 + 6} tensors that layout fsdp2-checkpoint of model llama3-405b with the numbers of ",
             error,
@@ -418,7 +372,7 @@ class Models(ConvertTest):
             "model.model.layers.*.self_attn.q_proj.bias (2), optimizer.state.",
             error,
         )
-        text = self.convert("step-10", "out", numbers, "--allow=extra", "--report=r.json").stdout
+        text = self.convert("step-10 out", numbers, "--allow=extra", "--report=r.json").stdout
         self.assertRegex(
             text,
             r"\nleft out: 4 tensors that are weights that layout fsdp2-checkpoint of model "
@@ -435,7 +389,7 @@ class Models(ConvertTest):
             r"model\.model\.layers\.\*\.self_attn\.k_proj\.bias \(2\), ",
         )
         self.assertRegex(text, r"\n  left out +10 objects of the source: optimizer\.param_groups\.\*\.lr \(9\), step\n")
-        report = json.loads((self.folder / "r.json").read_text())
+        report = self.json("r.json")
         self.assertEqual(len(report["omitted"]), len(saved) // 2 + 6)
         self.assertEqual(len(report["omitted_objects"]), 10)
 
@@ -452,17 +406,14 @@ class Models(ConvertTest):
             ("one-layer", lambda name: name.replace("layers.1.", "layers.1._orig_mod."), [one]),
             (
                 "both",
-                lambda name: f"_orig_mod.{name.replace('layers.1.', 'layers.1._orig_mod.')}",
+                lambda name: "_orig_mod." + name.replace("layers.1.", "layers.1._orig_mod."),
                 ["_orig_mod.=", one],
             ),
         )
         for folder, change, rules in cases if FULL else cases[::2] + cases[-1:]:
             with self.subTest(folder):
-                (self.folder / folder).mkdir()
-                save_file(
-                    {change(name): array for name, array in wanted.items()}, self.folder / folder / "model.safetensors"
-                )
-                (self.folder / folder / "config.json").write_text(json.dumps(LLAMA))
+                self.save_checkpoint(folder, {change(name): array for name, array in wanted.items()})
+                self.write(f"{folder}/config.json", json.dumps(LLAMA))
                 error = self.convert(folder, "none", code=2).stderr
                 options = " ".join(shlex.quote(f"--rename={rule}") for rule in rules)
                 self.assertRegex(error, rf"\n  {re.escape(options)} makes (them|the names) those of layout hf\n")
@@ -475,68 +426,50 @@ class Models(ConvertTest):
                     )
                 self.convert(folder, f"{folder}-out", *shlex.split(options))
                 self.check(f"{folder}-out", wanted)
-        self.convert("compiled", "megatron", "--to=megatron", "--rename=_orig_mod.=")
-        self.convert("megatron", "back", "--config=hf-model/config.json", "--leave=common.pt")
+        self.convert("compiled megatron --to=megatron --rename=_orig_mod.=")
+        self.convert("megatron back --config=hf-model/config.json --leave=common.pt")
         self.check("back", wanted)
-        (self.folder / "other").mkdir()
-        save_file({f"h.{i}.w": np.ones(3, np.float32) for i in range(3)}, self.folder / "other/model.safetensors")
-        error = self.convert("other", "none", "--config=hf-model/config.json", code=2).stderr
+        self.save_checkpoint("other", {f"h.{i}.w": np.ones(3, np.float32) for i in range(3)})
+        error = self.convert("other none --config=hf-model/config.json", code=2).stderr
         self.assertIn("; 3 of them are in none of these layouts: h.*.w (3)\n", error)
         self.assertNotIn("--rename", error)
 
     def test_errors_name_options(self):
         self.save("hf-model", LLAMA, "llama3-8b")
-        (self.folder / "model.yaml").write_text(
-            "dtype: fp32\ntensors: {w: [4, 4], v: [x]}\nlayouts: {hf: {params: same}}\n"
-        )
+        self.write("model.yaml", "dtype: fp32\ntensors: {w: [4, 4], v: [x]}\nlayouts: {hf: {params: same}}\n")
         for options, error in (
-            (("--dtype=fp17",), "--dtype=fp17: "),
-            (("--to=vllm", "--mesh=tp=3"), "dense.yaml:"),
-            (("--only=*.none",), "--only: '*.none'"),
-            (("--ignore=*.none",), "--ignore: '*.none'"),
-            (("--quantize=fp3",), "--quantize=fp3: "),
-            (("--quantize=block_fp8", "--unquantized=*.none"), "--quantize=block_fp8: '*.none'"),
-            (("--to=megatron", "--chunk=1XB"), "--chunk=1XB: "),
-            (("--model=model.yaml", "--source-layout=hf", "--target-layout=hf"), "model.yaml:2:"),
+            ("--dtype=fp17", "--dtype=fp17: "),
+            ("--to=vllm --mesh=tp=3", "dense.yaml:"),
+            ("--only=*.none", "--only: '*.none'"),
+            ("--ignore=*.none", "--ignore: '*.none'"),
+            ("--quantize=fp3", "--quantize=fp3: "),
+            ("--quantize=block_fp8 --unquantized=*.none", "--quantize=block_fp8: '*.none'"),
+            ("--to=megatron --chunk=1XB", "--chunk=1XB: "),
+            ("--model=model.yaml --source-layout=hf --target-layout=hf", "model.yaml:2:"),
         ):
             with self.subTest(options=options):
-                done = self.convert("hf-model", "out", *options, code=2)
-                self.assertIn(error, done.stderr)
-                self.assertTrue(done.stderr.startswith("reshard-convert: error: "), done.stderr)
+                text = self.cannot_convert(error, f"hf-model out {options}")
+                self.assertTrue(text.startswith("reshard-convert: error: "), text)
                 if not error.startswith("model.yaml"):
-                    planned = self.convert("hf-model", "out", *options, "--plan", code=None)
-                    (self.folder / "kept.yaml").write_text(planned.stdout)
-                    self.assertIn(
-                        "error: ",
-                        run("reshard-compile", self.folder / "kept.yaml", "-o", self.folder / "p", code=2).stderr,
-                    )
-        self.assertIn(
+                    self.write("kept.yaml", self.convert(f"hf-model out {options} --plan", code=None).stdout)
+                    self.fails("error: ", "reshard-compile kept.yaml -o p")
+        self.cannot_convert(
             "cannot be converted to hf with --switch=none=3:\n  hf: unknown switch 'none' of layout 'hf'",
-            self.convert("hf-model", "out", "--switch=none=3", code=2).stderr,
+            "hf-model out --switch=none=3",
         )
 
     def test_an_optimizer_of_less_precision(self):
         """Moments keep their dtypes, as Megatron-Core's --exp-avg-dtype and PyTorch's optimizers of
         bf16 weights have them."""
         self.save("saved", LLAMA, "llama3-8b", "fsdp2-checkpoint", optimizer={"exp_avg": "bf16", "exp_avg_sq": "fp16"})
-        self.convert("saved", "megatron", "--to=megatron", "--optimizer")
-        text = run("reshard-inspect", self.folder / "megatron").stdout
+        self.convert("saved megatron --to=megatron --optimizer")
+        text = self.call("reshard-inspect megatron").stdout
         for state, dtype in (("exp_avg", "bf16"), ("exp_avg_sq", "fp16"), ("param", "fp32")):
             self.assertRegex(
                 text, rf"(?m)^ *optimizer\.state\.{state}\.decoder\.layers\.mlp\.linear_fc2\.weight  {dtype}"
             )
-        self.convert(
-            "megatron",
-            "back",
-            "--config=saved/config.json",
-            "--to=fsdp2",
-            "--optimizer",
-            "--allow=extra",
-            "--leave=common.pt",
-        )
-        self.assertRegex(
-            run("reshard-digest", self.folder / "saved", self.folder / "back").stdout, r"^equal: \d+ tensors\n$"
-        )
+        self.convert("megatron back --config=saved/config.json --to=fsdp2 --optimizer --allow=extra --leave=common.pt")
+        self.assertRegex(self.call("reshard-digest saved back").stdout, r"^equal: \d+ tensors\n$")
 
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_files_of_ranks(self):
@@ -548,17 +481,12 @@ class Models(ConvertTest):
         )
         last = "model.layers.1.mlp.experts.3.down_proj.weight"
         experts = "model.layers.0.mlp.experts.routed_experts.w13_weight"
+        padded = np.concatenate([wanted["model.embed_tokens.weight"][64:], np.zeros((56, 32), np.float32)])
         # Of the last rank: what it holds under a name.
         for to, mesh, ranks, name, part in (
             ("vllm", "tp=2", 2, experts, both(range(4), slice(8, 16))),
             ("vllm", "tp=2,ep=2", 2, experts, both((2, 3), slice(None))),
-            (
-                "sglang",
-                "tp=2",
-                2,
-                "model.embed_tokens.weight",
-                np.concatenate([wanted["model.embed_tokens.weight"][64:], np.zeros((56, 32), np.float32)]),
-            ),  # padding
+            ("sglang", "tp=2", 2, "model.embed_tokens.weight", padded),
             ("fsdp2", "fsdp=2", 2, "model.norm.weight", wanted["model.norm.weight"][16:]),
             ("megatron", "tp=2,pp=1,ep=2", 2, "decoder.layers.0.mlp.experts.linear_fc2.weight1", expert(0, 3, "down")),
             ("megatron", "tp=1,pp=2,dp=2", 4, "decoder.layers.0.mlp.experts.linear_fc2.weight3", wanted[last]),
@@ -567,10 +495,7 @@ class Models(ConvertTest):
             with self.subTest(to=to, mesh=mesh):
                 out = f"{to}-{mesh}"
                 self.convert("hf-model", out, f"--to={to}", f"--mesh={mesh}")
-                self.assertEqual(
-                    sorted(path.name for path in (self.folder / out).iterdir()),
-                    [f"rank-0000{rank}.safetensors" for rank in range(ranks)],
-                )
+                self.assertEqual(self.names(out), [f"rank-0000{rank}.safetensors" for rank in range(ranks)])
                 np.testing.assert_array_equal(
                     load_file(self.folder / out / f"rank-0000{ranks - 1}.safetensors")[name], part
                 )
@@ -578,22 +503,15 @@ class Models(ConvertTest):
     def test_quantized(self):
         self.save("hf-model", LLAMA, "llama3-8b")
         (self.folder / "hf-model/tokenizer.json").symlink_to("nowhere")
-        self.assertIn(
-            "tokenizer.json' is a broken link", self.convert("hf-model", "out", "--copy=hf-model", code=2).stderr
-        )
+        self.cannot_convert("tokenizer.json' is a broken link", "hf-model out --copy=hf-model")
         self.assertFalse((self.folder / "out").exists())
         (self.folder / "hf-model/tokenizer.json").unlink()
-        (self.folder / "hf-model/tokenizer.json").write_text("{}")
+        self.write("hf-model/tokenizer.json", "{}")
         self.convert(
-            "hf-model",
-            "out",
-            "--quantize=block_fp8",
-            "--unquantized=*embed_tokens*",
-            "--unquantized=lm_head*",
-            "--dtype=bf16",
+            "hf-model out --quantize=block_fp8 --unquantized=*embed_tokens* --unquantized=lm_head* --dtype=bf16",
             "--copy=hf-model",
         )
-        config = json.loads((self.folder / "out/config.json").read_text())
+        config = self.json("out/config.json")
         self.assertEqual(
             config["quantization_config"],
             {
@@ -604,7 +522,7 @@ class Models(ConvertTest):
             },
         )
         self.assertEqual((config["dtype"], (self.folder / "out/tokenizer.json").read_text()), ("bfloat16", "{}"))
-        text = run("reshard-inspect", self.folder / "out").stdout
+        text = self.call("reshard-inspect out").stdout
         for line in (
             "mlp.down_proj.weight  fp8_e4m3 [32, 48]",
             "mlp.down_proj.weight_scale_inv  fp32 [1, 1]",
@@ -612,29 +530,23 @@ class Models(ConvertTest):
             "norm.weight  bf16",
         ):
             self.assertIn(line, text)
-        self.assertNotIn(
-            "staging", self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=4GiB", "--plan").stdout
-        )  # the compiler's default is less
+        more = "hf-model more --quantize=block_fp8 --plan"
+        self.assertNotIn("staging", self.convert(f"{more} --memory=4GiB").stdout)  # the compiler's default is less
         for memory, options, staging in (
-            ("64MiB", [], 16 << 20),
-            ("80000000", [], 20_000_000),
-            ("1GB", ["--to=vllm", "--mesh=tp=2"], 250_000_000),
+            ("64MiB", "", 16 << 20),
+            ("80000000", "", 20_000_000),
+            ("1GB", "--to=vllm --mesh=tp=2", 250_000_000),
         ):
-            self.assertIn(
-                f"\noptions:\n  staging: {staging}  # --memory={memory}\n",
-                self.convert(
-                    "hf-model", "more", "--quantize=block_fp8", f"--memory={memory}", *options, "--plan"
-                ).stdout,
+            self.converts(
+                f"\noptions:\n  staging: {staging}  # --memory={memory}\n", f"{more} --memory={memory} {options}"
             )
-        self.assertIn(
-            "note: the staging limit is a quarter of --memory=256",
-            self.convert("hf-model", "more", "--quantize=block_fp8", "--memory=256", code=2).stderr,
+        self.cannot_convert(
+            "note: the staging limit is a quarter of --memory=256", "hf-model more --quantize=block_fp8 --memory=256"
         )
-        self.assertNotIn("--memory", self.convert("hf-model", "more", "--dtype=fp17", "--memory=64MiB", code=2).stderr)
+        self.assertNotIn("--memory", self.convert("hf-model more --dtype=fp17 --memory=64MiB", code=2).stderr)
         if FULL:
-            self.assertIn(
-                "config.json does not say that matrices are mxfp8",
-                self.convert("hf-model", "mx", "--quantize=mxfp8", "--ignore=*down*").stdout,
+            self.converts(
+                "config.json does not say that matrices are mxfp8", "hf-model mx --quantize=mxfp8 --ignore=*down*"
             )
 
     def test_quantized_sources(self):
@@ -642,41 +554,29 @@ class Models(ConvertTest):
         for name, (model, config, source) in QUANTIZED.items():
             with self.subTest(format=name):
                 path = self.folder / name
-                path.mkdir()
-                (path / "config.json").write_text(json.dumps(config))
-                (path / "job.yaml").write_text(
-                    json.dumps(
-                        {
-                            "version": 1,
-                            "model": {"extend": str(ROOT / f"examples/models/{model}.yaml"), "config": "config.json"},
-                            "source": source | {"storage": "."},
-                            "target": {"layout": "hf", "storage": "out", "convert": "rne"},
-                        }
-                    )
-                )
-                run("reshard-compile", path / "job.yaml", "-o", path / "p.rplan")
-                run("reshard-exec", path / "p.rplan", "--synthesize", f"--source={path / 'published'}")
+                target = {"layout": "hf", "storage": "out", "convert": "rne"}
+                self.synthesized(name, config, model, source | {"storage": "."}, target)
+                (path / "made").rename(path / "published")
                 run("reshard-exec", path / "p.rplan", f"--source={path / 'published'}", f"--target={path / 'expected'}")
                 options, prefix = [f"--config={path / 'config.json'}"], ""
                 if "multimodal" in name:
                     options, prefix = [*options, f"--model={model}"], "language_model."
                     self.add_vision(path / "published")
-                    self.assertIn(
-                        "vision_tower.patch_embed.proj.weight",
-                        self.convert(path / "published", path / "found", *options, code=2).stderr,
+                    self.cannot_convert(
+                        "vision_tower.patch_embed.proj.weight", path / "published", path / "found", *options
                     )
                     options.append("--allow=extra")
-                text = self.convert(path / "published", path / "found", *options).stdout
-                self.assertIn(
+                self.converts(
                     f"layouts: {source['layout']} to hf\nquantized: in "
                     f"{name.split()[0]}, except for {prefix}lm_head.weight, {prefix}model.embed_tokens.weight, "
                     f"{prefix}model.layers.",
-                    text,
+                    path / "published",
+                    path / "found",
+                    *options,
                 )
                 self.assertRegex(run("reshard-digest", path / "expected", path / "found").stdout, "^equal: ")
-                found = json.loads((path / "found/config.json").read_text())
                 self.assertEqual(
-                    found,
+                    self.json(f"{name}/found/config.json"),
                     {key: value for key, value in config.items() if key != "quantization_config"}
                     | {"dtype" if "dtype" in config else "torch_dtype": "bfloat16"},
                 )
@@ -691,9 +591,7 @@ class Models(ConvertTest):
         names = {
             name: f"{part}.safetensors"
             for part in ("language", "vision")
-            for name in json.loads(run("reshard-inspect", folder / f"{part}.safetensors", "--format=json").stdout)[
-                "tensors"
-            ]
+            for name in self.listing(folder / f"{part}.safetensors")["tensors"]
         }
         (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
 
@@ -717,70 +615,43 @@ class Models(ConvertTest):
         )
         for changed, error in cases:
             path.write_bytes(changed)
-            self.assertIn(
-                error,
-                self.convert(
-                    folder / "published", "none", f"--config={folder / 'config.json'}", "--allow=extra", code=2
-                ).stderr,
+            self.cannot_convert(
+                error, folder / "published", "none", f"--config={folder / 'config.json'}", "--allow=extra"
             )
 
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_two_dtypes(self):
         wanted = self.save("hf-model", LLAMA, "llama3-8b")
         wanted["model.norm.weight"] = np.arange(32, dtype=np.float16)  # two bytes: exact in fp32
-        save_file(wanted, self.folder / "hf-model/model.safetensors")
-        self.convert("hf-model", "out")
+        self.save_checkpoint("hf-model", wanted)
+        self.convert("hf-model out")
         self.check("out", wanted | {"model.norm.weight": wanted["model.norm.weight"].astype(np.float32)})
         for name in wanted:
             wanted[name] = wanted[name].astype(np.float32 if name == "model.norm.weight" else np.float16)
-        save_file(wanted, self.folder / "hf-model/model.safetensors")
-        self.assertIn(
-            "note: the floats of 'hf-model' are fp16 and fp32: --dtype=DTYPE rounds them to one dtype",
-            self.convert("hf-model", "none", code=2).stderr,
+        self.save_checkpoint("hf-model", wanted)
+        self.cannot_convert(
+            "note: the floats of 'hf-model' are fp16 and fp32: --dtype=DTYPE rounds them to one dtype", "hf-model none"
         )
-        self.convert("hf-model", "rounded", "--dtype=fp16")
+        self.convert("hf-model rounded --dtype=fp16")
         self.check("rounded", {name: array.astype(np.float16) for name, array in wanted.items()})
 
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
     def test_the_job_of_a_model(self):
         self.save("hf-model", LLAMA, "llama3-8b")
-        (self.folder / "job.yaml").write_text(self.convert("hf-model", "out", "--to=fsdp2", "--plan").stdout)
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
-        self.convert("hf-model", "out", "--to=fsdp2")
-        run("reshard-exec", self.folder / "p.rplan", f"--target={self.folder / 'again'}")
-        self.assertEqual(
-            run("reshard-digest", self.folder / "out", self.folder / "again").stdout, "equal: 21 tensors\n"
-        )
+        self.write("job.yaml", self.convert("hf-model out --to=fsdp2 --plan").stdout)
+        self.call("reshard-compile job.yaml -o p.rplan")
+        self.convert("hf-model out --to=fsdp2")
+        self.call("reshard-exec p.rplan --target=again")
+        self.equal_digests("out", "again", 21)
 
     def test_random_configs(self):
         """A config.json with other values, of other types, without some keys: it is converted, or one error says why
         not, in bounded time."""
         self.save("hf-model", LLAMA, "llama3-8b")
         random = Random(5)
-        values = (
-            None,
-            True,
-            -1,
-            0,
-            1,
-            3,
-            2**31,
-            2**63,
-            10**30,
-            1.5,
-            float("nan"),
-            "",
-            "x",
-            "\x1b[31m",
-            "\ud800",
-            [],
-            [1],
-            {},
-            {"a": []},
-            [[]],
-            "fp16",
-            "bfloat16",
-        )
+        values = (None, True, -1, 0, 1, 3, 2**31, 2**63, 10**30, 1.5, float("nan"), "", "x", "\x1b[31m", "\ud800")
+        values += ([], [1], {}, {"a": []}, [[]], "fp16", "bfloat16")
+        every = ("", "--to=megatron", "--model=llama3-8b --source-layout=hf", "--to=vllm --mesh=tp=2", "--dtype=bf16")
         for number in range(200 if FULL else 20):
             config = dict(LLAMA)
             keys = sorted([*config, "rope_scaling", "quantization_config", "text_config", "layer_types"])
@@ -789,17 +660,9 @@ class Models(ConvertTest):
                     config.pop(key, None)
                 else:
                     config[key] = random.choice(values)
-            options = random.choice(
-                (
-                    (),
-                    ("--to=megatron",),
-                    ("--model=llama3-8b", "--source-layout=hf"),
-                    ("--to=vllm", "--mesh=tp=2"),
-                    ("--dtype=bf16",),
-                )
-            )
+            options = random.choice(every)
             with self.subTest(number=number, config=config, options=options):
-                done = self.convert("hf-model", "out", f"--config={self.config(config)}", *options, "--plan", code=None)
+                done = self.convert(f"hf-model out --config={self.config(config)} {options} --plan", code=None)
                 self.assertIn(done.returncode, (0, 2), done.stderr)
                 if done.returncode:
                     self.assertTrue(done.stderr.startswith("reshard-convert: error: "), done.stderr)
@@ -835,18 +698,11 @@ class Models(ConvertTest):
         )
         for values, error in cases if FULL else cases[::2]:
             with self.subTest(error=error):
-                self.assertIn(
-                    error,
-                    self.convert(
-                        "hf-model", "out", "--to=megatron", f"--config={self.config(values)}", "--allow=extra", code=2
-                    ).stderr,
-                )
+                self.cannot_convert(error, f"hf-model out --to=megatron --config={self.config(values)} --allow=extra")
                 self.assertFalse((self.folder / "out").exists())
-        self.assertIn(
-            "is [72, 32], expected [151936, 1024]", self.convert("hf-model", "out", "--model=qwen3-0.6b", code=2).stderr
-        )
-        self.assertIn("unknown layout 'none'", self.convert("hf-model", "out", "--source-layout=none", code=2).stderr)
-        self.assertIn("unknown layout 'none'", self.convert("hf-model", "out", "--target-layout=none", code=2).stderr)
+        self.cannot_convert("is [72, 32], expected [151936, 1024]", "hf-model out --model=qwen3-0.6b")
+        self.cannot_convert("unknown layout 'none'", "hf-model out --source-layout=none")
+        self.cannot_convert("unknown layout 'none'", "hf-model out --target-layout=none")
 
     def test_ambiguous(self):
         """One name and one shape, but transposed in one of the layouts."""
@@ -858,16 +714,14 @@ layouts:
   fsdp2: {params: {w: {holds: w, permute: [1, 0]}}}
   out: {params: {v: {holds: w}}}
 """)
-        (self.folder / "hf").mkdir()
         array = np.arange(16, dtype=np.float32).reshape(4, 4)
-        save_file({"w": array}, self.folder / "hf/model.safetensors")
-        error = self.convert("hf", "out", "--model=model.yaml", "--target-layout=out", code=2).stderr
-        self.assertIn(
+        self.save_checkpoint("hf", {"w": array})
+        self.cannot_convert(
             "the tensors fit several models or layouts, which differ: model in layout hf, model in "
             "layout fsdp2; --model=NAME or --source-layout=NAME chooses one",
-            error,
+            "hf out --model=model.yaml --target-layout=out",
         )
-        self.convert("hf", "out", "--model=model.yaml", "--target-layout=out", "--source-layout=fsdp2")
+        self.convert("hf out --model=model.yaml --target-layout=out --source-layout=fsdp2")
         self.check("out", {"v": array.T})
 
     @unittest.skipUnless(FULL, "RESHARD_FULL=1")
@@ -878,18 +732,9 @@ layouts:
 
         recognized = 0
         for name, path, _ in recognition._library():
-            options = argparse.Namespace(
-                **vars(
-                    convert._parser().parse_args(
-                        [
-                            str(self.folder),
-                            str(self.folder / "out"),
-                            "--to=hf",
-                            f"--config={path.with_name(name + '.config.json')}",
-                        ]
-                    )
-                )
-            )
+            config = path.with_name(name + ".config.json")
+            arguments = [str(self.folder), str(self.folder / "out"), "--to=hf", f"--config={config}"]
+            options = argparse.Namespace(**vars(convert._parser().parse_args(arguments)))
             for layout, switches in recognition._SOURCES:
                 try:
                     shapes = recognition.model_named(name, None).holds(layout, switches)

@@ -34,7 +34,7 @@ class Help(FolderTest):
 
     def test_manual_page(self):
         for command in COMMANDS:
-            (self.folder / "page.1").write_text(run(command, "--manual").stdout)
+            self.write("page.1", run(command, "--manual").stdout)
             if shutil.which("groff"):
                 done = subprocess.run(
                     ["groff", "-man", "-ww", "-Tascii", self.folder / "page.1"],
@@ -47,7 +47,7 @@ class Help(FolderTest):
 
     def test_bash_completes(self):
         script = self.folder / "c.bash"
-        script.write_text(run("reshard-inspect", "--completion=bash").stdout)
+        script.write_text(run("reshard-inspect --completion=bash").stdout)
         (self.folder / "a.rplan").touch()
         call = (
             f"cd {self.folder}; compopt() {{ :; }}; . {script}; _reshard_inspect reshard-inspect %s reshard-inspect; "
@@ -63,7 +63,7 @@ class Help(FolderTest):
         self.assertEqual(complete("--nothing"), "")
 
     def test_an_unknown_shell(self):
-        self.assertIn("csh", run("reshard-exec", "--completion=csh", code=2).stderr)
+        self.assertIn("csh", run("reshard-exec --completion=csh", code=2).stderr)
 
 
 if __name__ == "__main__":

@@ -16,21 +16,13 @@ from commands import BIN, ROOT, FolderTest, run
 
 class Options(FolderTest):
     def compile(self, job, *options, code=0, plan="plan"):
-        (self.folder / "job.yaml").write_text(job)
-        done = run(
-            "reshard-compile",
-            self.folder / "job.yaml",
-            "-o",
-            self.folder / plan,
-            f"--report={self.folder / 'report.json'}",
-            *options,
-            code=code,
-        )
+        self.write("job.yaml", job)
+        done = self.call("reshard-compile job.yaml -o", plan, "--report=report.json", *options, code=code)
         self.stderr = done.stderr
-        return json.loads((self.folder / "report.json").read_text()) if code == 0 else None
+        return self.json("report.json") if code == 0 else None
 
     def execute(self, *options, code=0, plan="plan"):
-        return run("reshard-exec", self.folder / plan, *options, code=code)
+        return self.call("reshard-exec", plan, *options, code=code)
 
 
 class Verify(Options):
@@ -38,11 +30,11 @@ class Verify(Options):
 
     def wrong_ir(self):
         """IR text whose first copy reads another tensor of the same shape."""
-        (self.folder / "job.yaml").write_text(self.JOB)
-        ir = run("reshard-compile", self.folder / "job.yaml", "--emit=ir").stdout
+        self.write("job.yaml", self.JOB)
+        ir = self.call("reshard-compile job.yaml --emit=ir").stdout
         wrong = ir.replace("in  b1 + 0", "in  b2 + 0")
         self.assertNotEqual(wrong, ir)
-        (self.folder / "wrong.rir").write_text(wrong)
+        self.write("wrong.rir", wrong)
         return self.folder / "wrong.rir"
 
     def test_a_plan_is_proven(self):
@@ -67,7 +59,7 @@ class Verify(Options):
         files = sorted(path.name for path in self.folder.iterdir())
         for output in (plan, self.folder / "new"):
             with self.subTest(output=output):
-                error = run("reshard-compile", wrong, "-o", output, f"--report={self.folder / 'report'}", code=1).stderr
+                error = self.call("reshard-compile", wrong, "-o", output, "--report=report", code=1).stderr
                 self.assertRegex(
                     error,
                     "^reshard-compile: error: the plan is wrong, and was not written: target rank "
@@ -90,7 +82,7 @@ class Verify(Options):
             "reshard-compile: warning: the plan is not proven: the proof did not finish "
             "within 0.0001 s (--verify-seconds)\n",
         )
-        self.assertIn("right: all", run("reshard-inspect", self.folder / "plan", "--verify").stdout)
+        self.prints("right: all", "reshard-inspect plan --verify")
         self.assertTrue(self.compile(job, "--verify-seconds=600")["proven"])
         for options, error in (
             (
@@ -108,10 +100,7 @@ class Verify(Options):
             (("--verify-seconds=0",), "found '0', expected a number of seconds above 0"),
         ):
             with self.subTest(options):
-                self.assertIn(
-                    error,
-                    run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p", *options, code=2).stderr,
-                )
+                self.fails(error, "reshard-compile job.yaml -o p", *options)
 
     def test_the_plan_of_a_job(self):
         job = """
@@ -120,19 +109,18 @@ model: {dtype: bf16, index: {layer: 2}, tensors: {"layers.{layer}.w": {shape: [6
 source: {mesh: {tp: 4}}
 target: {mesh: {tp: 2}, ranks: [3, 1]}
 """
-        inspect = ("reshard-inspect", self.folder / "plan", "--verify", f"--job={self.folder / 'job.yaml'}")
+        inspect = "reshard-inspect plan --verify --job=job.yaml"
         for options in ((), ("--set", "model.dtype=fp32"), ("--relabel-target",)):
             with self.subTest(options):
                 self.compile(job, *options)
-                self.assertIn("right: all", run(*inspect).stdout)
+                self.prints("right: all", inspect)
         self.compile(job, "--set", "model.dtype=fp32", "--omit-job")
-        self.assertIn(
-            "of the plan differs from 'layers.{layer}.w' of the job; the plan does not hold the --set",
-            run(*inspect, code=1).stderr,
+        self.fails(
+            "of the plan differs from 'layers.{layer}.w' of the job; the plan does not hold the --set", inspect, code=1
         )
         self.compile(job)
-        (self.folder / "job.yaml").write_text("# a line more\n" + job)
-        run(*inspect)
+        self.write("job.yaml", "# a line more\n" + job)
+        self.call(inspect)
         for before, after, expected in (
             ("[64, 32]", "[64, 64]", "tensor 'layers.{layer}.w' of the plan differs"),
             ("layer: 2", "layer: 3", "index variable 'layer' of the plan differs"),
@@ -142,16 +130,14 @@ target: {mesh: {tp: 2}, ranks: [3, 1]}
             ("source: {mesh: {tp: 4}}", "source: {mesh: {tp: 8}}", "a world of 4, the job of 8"),
         ):
             with self.subTest(after):
-                (self.folder / "job.yaml").write_text(job.replace(before, after))
-                done = run(*inspect, code=1)
+                self.write("job.yaml", job.replace(before, after))
+                done = self.call(inspect, code=1)
                 self.assertIn("error: the plan is not that of '", done.stderr)
                 self.assertIn(expected, done.stderr)
                 self.assertEqual(done.stdout, "")
-        (self.folder / "job.yaml").write_text(job.replace("tp", "xp", 1))
-        self.assertIn("unknown axis", run(*inspect, code=2).stderr)
-        self.assertIn(
-            "--job needs --verify", run("reshard-inspect", self.folder / "plan", "--job=job.yaml", code=2).stderr
-        )
+        self.write("job.yaml", job.replace("tp", "xp", 1))
+        self.fails("unknown axis", inspect)
+        self.fails("--job needs --verify", "reshard-inspect plan --job=job.yaml")
 
 
 class Relabel(Options):
@@ -173,22 +159,14 @@ target: {mesh: {tp: 4}, ranks: [3, 1, 0, 2]}
         self.assertEqual(after["bytes"]["remote"], 0)
         self.execute("--synthesize", "--check")
         # The remaining passes accept the printed IR after relabel.
-        text = run(
-            "reshard-compile",
-            self.folder / "job.yaml",
-            "--relabel-target",
-            "--omit-job",
-            "--print-ir-after=relabel",
-            "-o",
-            self.folder / "x",
-        ).stderr
-        (self.folder / "after.rir").write_text(text)
-        run("reshard-compile", self.folder / "after.rir", "-o", self.folder / "y")
+        text = self.call("reshard-compile job.yaml --relabel-target --omit-job --print-ir-after=relabel -o x").stderr
+        self.write("after.rir", text)
+        self.call("reshard-compile after.rir -o y")
         self.assertEqual((self.folder / "x").read_bytes(), (self.folder / "y").read_bytes())
 
     def test_not_with_keep(self):
         self.compile(self.JOB)
-        self.compile(self.JOB, "--relabel-target", f"--keep={self.folder / 'plan'}", code=2)
+        self.compile(self.JOB, "--relabel-target", "--keep=plan", code=2)
         self.assertIn("--relabel-target changes the assignment of ranks, but --keep pins it", self.stderr)
 
 
@@ -207,8 +185,8 @@ class From(Options):
     def test_the_plan_alone_suffices(self):
         (self.folder / "job").mkdir()
         (self.folder / "elsewhere").mkdir()
-        (self.folder / "job" / "model.yaml").write_text("dtype: bf16\ntensors: {w: {shape: [48, 8], shard: {0: tp}}}\n")
-        (self.folder / "topology.yaml").write_text("ranks_per_node: 2\n")
+        self.write("job/model.yaml", "dtype: bf16\ntensors: {w: {shape: [48, 8], shard: {0: tp}}}\n")
+        self.write("topology.yaml", "ranks_per_node: 2\n")
         job = self.folder / "job" / "job.yaml"
         job.write_text(
             "version: 1\nmodel: model.yaml\nsource: {mesh: {tp: 4, dp: 4}}\ntarget: {mesh: {tp: 2}, ranks: [17, 16]}\n"
@@ -218,8 +196,8 @@ class From(Options):
             f"--set=options.topology={self.folder / 'topology.yaml'}",
             "--set=source.mesh.dp=3",
         )
-        run("reshard-compile", job, "-o", self.folder / "plan", *options)
-        run("reshard-compile", "job.yaml", "-o", self.folder / "moved", *options, cwd=self.folder / "job")
+        self.call("reshard-compile", job, "-o", "plan", *options)
+        run("reshard-compile job.yaml -o", self.folder / "moved", *options, cwd=self.folder / "job")
         self.same("plan", "moved")
         job.unlink()
         (self.folder / "job" / "model.yaml").unlink()
@@ -240,24 +218,17 @@ class From(Options):
         self.again("--set=target.ranks=[1, 2]")
         self.same("direct", "new")
         self.again("--set=target.ranks=2..3", plan="new", new="back")
-        run("reshard-exec", self.folder / "back", "--synthesize", "--check")
+        self.call("reshard-exec back --synthesize --check")
         self.assertIn("'ranks' lists 8 ranks, expected 2", self.again("--set=target.ranks=2..9", code=2))
 
     def test_errors(self):
         self.compile(Relabel.JOB, "--omit-job")
         self.assertIn("does not hold its job", self.again(code=2))
         self.compile(Relabel.JOB)
-        self.compile(Relabel.JOB, f"--keep={self.folder / 'plan'}", plan="kept")
+        self.compile(Relabel.JOB, "--keep=plan", plan="kept")
         self.assertIn("does not hold its job", self.again(code=2, plan="kept"))
         self.assertIn("not a plan", self.again(code=2, plan="job.yaml"))
-        run(
-            "reshard-compile",
-            self.folder / "job.yaml",
-            f"--from={self.folder / 'plan'}",
-            "-o",
-            self.folder / "new",
-            code=2,
-        )
+        self.call("reshard-compile job.yaml --from=plan -o new", code=2)
         before = (self.folder / "plan").read_bytes()
         self.assertIn("would overwrite", self.again(code=2, new="plan"))
         self.assertEqual((self.folder / "plan").read_bytes(), before)
@@ -279,36 +250,28 @@ class Compress(Options):
         self.compile(self.JOB, "--compress", plan="small")
         self.assertLess((self.folder / "small").stat().st_size, (self.folder / "plan").stat().st_size / 1.5)
         self.execute("--synthesize", "--check", plan="small")
-        texts = [run("reshard-inspect", self.folder / plan, "--rank=1").stdout for plan in ("plan", "small")]
+        texts = [self.call("reshard-inspect", plan, "--rank=1").stdout for plan in ("plan", "small")]
         self.assertEqual(*texts)
-        plain, small = (
-            json.loads(run("reshard-inspect", self.folder / plan, "--format=json").stdout) for plan in ("plan", "small")
-        )
+        plain, small = (self.listing(plan) for plan in ("plan", "small"))
         self.assertEqual(plain["largest_segment"], small["largest_segment"])
         self.assertGreater(small["decompressed_bytes"], 1.5 * small["plan_bytes"])
-        self.assertIn(" compressed from ", run("reshard-inspect", self.folder / "small").stdout)
-        done = run("reshard-diff", self.folder / "plan", self.folder / "small", code=1)
-        self.assertIn("the segments of 0 of 64 ranks differ", done.stdout)
-        self.compile(self.JOB, f"--keep={self.folder / 'small'}", "--compress", plan="kept")
+        self.prints(" compressed from ", "reshard-inspect small")
+        self.prints("the segments of 0 of 64 ranks differ", "reshard-diff plan small", code=1)
+        self.compile(self.JOB, "--keep=small", "--compress", plan="kept")
         self.execute("--synthesize", "--check", plan="kept")
-        run("reshard-compile", f"--from={self.folder / 'small'}", "-o", self.folder / "again")
+        self.call("reshard-compile --from=small -o again")
         self.assertEqual((self.folder / "again").read_bytes(), (self.folder / "plan").read_bytes())
 
     def test_without_libzstd(self):
         self.compile(self.JOB, "--compress")
         (self.folder / "lib").mkdir()
         (self.folder / "lib/libzstd.so.1").touch()  # found first, and no library
-        done = run(
-            "reshard-exec",
-            self.folder / "plan",
-            "--synthesize",
-            code=3,
-            env=os.environ | {"LD_LIBRARY_PATH": str(self.folder / "lib")},
-        )
-        self.assertIn(
+        self.fails(
             "the compressed segment of rank 0: found no libzstd.so.1; install the package libzstd1 (Debian, "
             "Ubuntu) or libzstd",
-            done.stderr,
+            "reshard-exec plan --synthesize",
+            code=3,
+            env=os.environ | {"LD_LIBRARY_PATH": str(self.folder / "lib")},
         )
 
 
@@ -330,11 +293,7 @@ world: 40
             self.compile(self.JOB % (4, 1, 9), *staging, plan="1")
             for step, (dp, before) in enumerate(((2, "1"), (4, "2"), (8, "3")), 2):
                 report = self.compile(
-                    self.JOB % (4, dp, 7 + 2 * dp),
-                    "--verify-each",
-                    f"--keep={self.folder / before}",
-                    *staging,
-                    plan=str(step),
+                    self.JOB % (4, dp, 7 + 2 * dp), "--verify-each", f"--keep={before}", *staging, plan=str(step)
                 )
                 # All ranks except the new ones and the 8 sources, which send to the new ones.
                 self.assertEqual(report["pinned_segments"], 40 - 8 - dp, staging)
@@ -343,12 +302,12 @@ world: 40
     def test_choices_change_without_keep(self):
         self.compile(self.JOB % (4, 1, 9), plan="1")
         self.compile(self.JOB % (4, 2, 11), plan="2")
-        self.compile(self.JOB % (4, 2, 11), f"--keep={self.folder / '1'}", plan="3")
+        self.compile(self.JOB % (4, 2, 11), "--keep=1", plan="3")
         self.assertNotEqual((self.folder / "2").read_bytes(), (self.folder / "3").read_bytes())
 
     def test_files_that_are_not_plans_are_refused(self):
-        (self.folder / "old").write_text("not a plan")
-        self.compile(self.JOB % (4, 1, 9), f"--keep={self.folder / 'old'}", code=2)
+        self.write("old", "not a plan")
+        self.compile(self.JOB % (4, 1, 9), "--keep=old", code=2)
         self.assertFalse((self.folder / "plan").exists())
 
 
@@ -399,13 +358,10 @@ target: {layout: tp, mesh: {tp: 2, dp: %d}, ranks: %d..%d}
         self.compile(self.SHARDED, "--fold-copies=always", "--emit=ir", plan="ir.rir")
         text = (self.folder / "ir.rir").read_text()
         self.assertIn("\nfold-copies\n", text)
-        run("reshard-compile", self.folder / "ir.rir", "-o", self.folder / "again")
+        self.call("reshard-compile ir.rir -o again")
         self.assertEqual((self.folder / "plan").read_bytes(), (self.folder / "again").read_bytes())
-        (self.folder / "bad.rir").write_text(text.replace("ranks-per-node 0", "ranks-per-node 2"))
-        self.assertIn(
-            "folds copies, but it has only one",
-            run("reshard-compile", self.folder / "bad.rir", "-o", self.folder / "bad", code=2).stderr,
-        )
+        self.write("bad.rir", text.replace("ranks-per-node 0", "ranks-per-node 2"))
+        self.fails("folds copies, but it has only one", "reshard-compile bad.rir -o bad")
 
     def test_large_jobs_fold_by_default(self):
         for ranks, copies in ((1022, 1), (1024, 504)):
@@ -415,15 +371,11 @@ target: {layout: tp, mesh: {tp: 2, dp: %d}, ranks: %d..%d}
 
     def test_keep_needs_a_plan_that_does_not_fold(self):
         self.compile(self.SHARDED, "--fold-copies=always", plan="old")
-        self.compile(self.JOB % ("{layout: fsdp, mesh: {fsdp: 6}}", 6, 6, 17), f"--keep={self.folder / 'old'}", code=2)
+        self.compile(self.JOB % ("{layout: fsdp, mesh: {fsdp: 6}}", 6, 6, 17), "--keep=old", code=2)
         self.assertIn("expected a plan compiled with --fold-copies=never", self.stderr)
         self.assertFalse((self.folder / "plan").exists())
         self.compile(self.SHARDED, "--fold-copies=never", plan="old")
-        self.compile(
-            self.JOB % ("{layout: fsdp, mesh: {fsdp: 6}}", 6, 6, 17),
-            f"--keep={self.folder / 'old'}",
-            "--fold-copies=always",
-        )
+        self.compile(self.JOB % ("{layout: fsdp, mesh: {fsdp: 6}}", 6, 6, 17), "--keep=old", "--fold-copies=always")
         self.execute("--synthesize", "--check")
 
 
@@ -513,13 +465,11 @@ target: {mesh: {tp: 4}}
 
     def test_different_replicas_are_named(self):
         self.compile(self.JOB % "")
-        source, target = f"--source={self.folder / 'source'}", f"--target={self.folder / 'target'}"
+        source, target = "--source=source", "--target=target"
         self.execute("--synthesize", source)
         compared = "of the source were not compared: --check-replicas compares them"
-        self.assertNotIn(
-            compared, self.execute(source, f"--target={self.folder / 'good'}", "--check-replicas", "--check").stdout
-        )
-        self.assertIn(compared, self.execute(source, f"--target={self.folder / 'other'}", "--check").stdout)
+        self.assertNotIn(compared, self.execute(source, "--target=good", "--check-replicas", "--check").stdout)
+        self.assertIn(compared, self.execute(source, "--target=other", "--check").stdout)
         self.change(3, "a")
         self.change(1, "b")
         done = self.execute(source, target, "--check-replicas", code=1)
@@ -534,13 +484,13 @@ target: {mesh: {tp: 4}}
 
     def test_authority_selects_replicas(self):
         self.compile(self.JOB % "")
-        source = f"--source={self.folder / 'source'}"
+        source = "--source=source"
         self.execute("--synthesize", source)
-        self.execute(source, f"--target={self.folder / 'good'}")
+        self.execute(source, "--target=good")
         self.change(2, "a")
         self.change(3, "b")
         self.compile(self.JOB % ", authority: {dp: 0}")
-        self.execute(source, f"--target={self.folder / 'ruled'}")
+        self.execute(source, "--target=ruled")
         for path in (self.folder / "good").iterdir():
             self.assertEqual(path.read_bytes(), (self.folder / "ruled" / path.name).read_bytes())
 
@@ -577,8 +527,8 @@ target: {layout: plain, mesh: {dp: 2}}
         ):
             with self.subTest(one=one, other=other):
                 self.compile(self.JOB % (one, other, ""))
-                self.assertIn(self.WARNING % (f"{self.folder / 'job.yaml'}:11:9", second, first), self.stderr)
-                self.assertIn(f"{self.folder / 'job.yaml'}:10:9: note: the other one is here\n", self.stderr)
+                self.assertIn(self.WARNING % ("job.yaml:11:9", second, first), self.stderr)
+                self.assertIn("job.yaml:10:9: note: the other one is here\n", self.stderr)
                 self.assertEqual(self.stderr.count("warning"), 1)
                 done = self.execute("--synthesize", "--check-replicas")
                 self.assertIn("not compared with each other", done.stdout)
@@ -612,13 +562,12 @@ class Difference(Options):
         self.compile(job % 8, plan="wide")
         self.compile(job % 4, plan="narrow")
         for plans in (("wide", "narrow"), ("narrow", "wide")):
-            done = run("reshard-diff", *plans, code=1, cwd=self.folder)
-            self.assertIn("the segments of 8 of 8 ranks differ\n", done.stdout)
+            self.prints("the segments of 8 of 8 ranks differ\n", "reshard-diff", *plans, code=1)
 
 
 class Patterns(Options):
     def test_a_kind_missing_in_the_config_is_a_warning(self):
-        (self.folder / "config.json").write_text('{"kinds": "MM*", "list": ["full", "full", "full"]}')
+        self.write("config.json", '{"kinds": "MM*", "list": ["full", "full", "full"]}')
         job = (
             "version: 1\nmodel: {config: config.json, dtype: bf16, index: {layer: 3}, tensors: {b: [8], 'a.{layer}': "
             "{shape: [8], where: {layer: {pattern: %s, is: %s}}}}}\n"
@@ -637,8 +586,7 @@ class ScaleNames(Options):
             "version: 1\nmodel: {dtype: bf16, tensors: {a: [64, 64]}}\nsource: {mesh: {}}\n"
             "target: {mesh: {}, quantize: {format: mxfp8, scale: '{name}/{name}_sf'}}\n"
         )
-        done = run("reshard-inspect", self.folder / "plan", "--param=*")
-        self.assertIn("a/a_sf", done.stdout)
+        self.prints("a/a_sf", "reshard-inspect plan --param=*")
 
 
 class Inspection(Options):
@@ -649,15 +597,15 @@ class Inspection(Options):
     )
 
     def inspect(self, *options, code=0):
-        return run("reshard-inspect", self.folder / "plan", *options, code=code)
+        return self.call("reshard-inspect plan", *options, code=code)
 
     def test_one_report_at_a_time(self):
         self.compile(self.NVFP4)
-        (self.folder / "t.yaml").write_text("ranks_per_node: 3\n")
+        self.write("t.yaml", "ranks_per_node: 3\n")
         self.assertIn("right", self.inspect("--verify").stdout)
         for options in (
             ("--verify", "--rank=0"),
-            ("--verify", f"--simulate={self.folder / 't.yaml'}"),
+            ("--verify", "--simulate=t.yaml"),
             ("--verify", "--param=*"),
             ("--rank=0", "--param=*"),
         ):
@@ -736,8 +684,8 @@ class Refresh(Options):
             "s: {params: {a: {holds: a, refresh: absorb}}}}}\nsource: {layout: t, mesh: {}}\n"
             "target: {layout: s, mesh: {}}\n"
         )
-        self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
-        self.assertEqual(json.loads((self.folder / "run.json").read_text())["refresh"], ["absorb"])
+        self.execute("--synthesize", "--check", "--report=run.json")
+        self.assertEqual(self.json("run.json")["refresh"], ["absorb"])
 
     def test_transforms_need_a_caller(self):
         self.compile(
@@ -745,13 +693,10 @@ class Refresh(Options):
             "s: {params: {a: {holds: a, transform: pack}}}}}\nsource: {layout: t, mesh: {}}\n"
             "target: {layout: s, mesh: {}}\n"
         )
-        self.execute("--synthesize", "--check", f"--report={self.folder / 'run.json'}")
-        self.assertEqual(json.loads((self.folder / "run.json").read_text())["transform"], ["pack"])
-        for options in (
-            (f"--source={self.folder}", f"--target={self.folder / 'new'}"),
-            ("--synthesize", f"--source={self.folder / 'new'}"),
-        ):
-            done = run("reshard-exec", self.folder / "plan", *options, code=None)
+        self.execute("--synthesize", "--check", "--report=run.json")
+        self.assertEqual(self.json("run.json")["transform"], ["pack"])
+        for options in ((f"--source={self.folder}", "--target=new"), ("--synthesize", "--source=new")):
+            done = self.call("reshard-exec plan", *options, code=None)
             self.assertEqual((done.returncode, done.stdout), (2, ""))
             self.assertEqual(
                 done.stderr,

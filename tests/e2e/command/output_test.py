@@ -23,14 +23,11 @@ MODEL = "{dtype: bf16, tensors: {a: {shape: [64, 8], shard: {0: tp}}}}\n"
 class Outputs(FolderTest):
     def setUp(self):
         super().setUp()
-        (self.folder / "job.yaml").write_text(JOB)
-        (self.folder / "model.yaml").write_text(MODEL)
+        self.write("job.yaml", JOB)
+        self.write("model.yaml", MODEL)
 
     def command(self, name, *arguments, code=0, **more):
         return run(f"reshard-{name}", *arguments, code=code, cwd=self.folder, timeout=60, text=False, **more)
-
-    def names(self):
-        return sorted(path.name for path in self.folder.iterdir())
 
     def test_a_device_is_not_replaced(self):
         null = self.folder / "null"
@@ -97,7 +94,7 @@ class Outputs(FolderTest):
         self.command("exec", "there/plan", "--synthesize", "--check", "--report=report-link")
         for name in ("plan-link", "report-link", "ir-link", "second"):
             self.assertTrue((self.folder / name).is_symlink(), name)
-        self.assertEqual(sorted(path.name for path in (self.folder / "there").iterdir()), ["ir", "plan", "report"])
+        self.assertEqual(self.names("there"), ["ir", "plan", "report"])
 
     def test_no_input_is_overwritten(self):
         self.command("compile", "job.yaml", "-o", "plan")

@@ -9,7 +9,7 @@ import pty
 import subprocess
 import unittest
 
-from commands import BIN, DEADLINE, ROOT, FolderTest, run
+from commands import BIN, DEADLINE, ROOT, FolderTest
 
 FULL = "RESHARD_FULL" in os.environ
 FAST = {"LD_PRELOAD": str(BIN / "tests/fast_clock.so")}
@@ -52,15 +52,16 @@ class Terminal(FolderTest):
         self.assertIn("\r\033[K", text[last:], "the line is removed")
 
     def test_colors(self):
-        (self.folder / "job.yaml").write_text(
-            "version: 1\nmodel: {dtype: bf16, tensors: {w: [fnn]}}\nsource: {mesh: {}}\ntarget: {mesh: {}}\n"
+        self.write(
+            "job.yaml",
+            "version: 1\nmodel: {dtype: bf16, tensors: {w: [fnn]}}\nsource: {mesh: {}}\ntarget: {mesh: {}}\n",
         )
         for command, word in (
             (("reshard-compile", "job.yaml", "-o", "p"), "\033[1;31merror:\033[0m unknown name"),
             (("reshard-inspect", "absent"), "reshard-inspect: \033[1;31merror:\033[0m "),
         ):
             with self.subTest(command=command[0]):
-                plain = run(*command, code=2, cwd=self.folder).stderr
+                plain = self.call(*command, code=2).stderr
                 text = self.shown(*command, code=2).replace("\r\n", "\n")
                 self.assertIn(word, text)
                 self.assertNotIn("\033", plain)
@@ -70,11 +71,11 @@ class Terminal(FolderTest):
                 self.assertIn(word, self.shown(*command, code=2, NO_COLOR=""))
 
     def test_verify(self):
-        run("reshard-compile", KIMI, f"--set=options.topology={TOPOLOGY}", "-o", self.folder / "p")
+        self.call("reshard-compile", KIMI, f"--set=options.topology={TOPOLOGY}", "-o", "p")
         self.progress("verify [", "reshard-inspect", "p", "--verify")
 
     def test_reports(self):
-        run("reshard-compile", KIMI, f"--set=options.topology={TOPOLOGY}", "-o", self.folder / "p")
+        self.call("reshard-compile", KIMI, f"--set=options.topology={TOPOLOGY}", "-o", "p")
         self.progress("simulate [", "reshard-inspect", "p", f"--simulate={TOPOLOGY}")
         self.progress(
             "simulate [", "reshard-inspect", "p", f"--simulate={TOPOLOGY}", "--format=html", "-o", "page.html"
@@ -85,11 +86,12 @@ class Terminal(FolderTest):
 
     @unittest.skipUnless(FULL, "RESHARD_FULL is not set: takes a minute")
     def test_exec(self):
-        (self.folder / "job.yaml").write_text(
+        self.write(
+            "job.yaml",
             "version: 1\nmodel: {dtype: bf16, tensors: {w: {shape: [32768, 16384], shard: {0: x}}}}\n"
-            "source: {mesh: {x: 2}}\ntarget: {mesh: {copy: 12}, ranks: 2..13, quantize: nvfp4}\n"
+            "source: {mesh: {x: 2}}\ntarget: {mesh: {copy: 12}, ranks: 2..13, quantize: nvfp4}\n",
         )
-        run("reshard-compile", "job.yaml", "-o", "p", cwd=self.folder)
+        self.call("reshard-compile job.yaml -o p")
         text = self.shown("reshard-exec", "p", "--synthesize", "--check", "--threads=1")
         for line in ("synthesize [", "run: 1 s", "check ["):
             self.assertIn("\r" + line, text)

@@ -19,7 +19,7 @@ target: {mesh: {tp: 1}}
 class Inputs(FolderTest):
     def setUp(self):
         super().setUp()
-        (self.folder / "job.yaml").write_text(JOB)
+        self.write("job.yaml", JOB)
 
     def run_command(self, command, *options, code=0, **how):
         """Runs a command. The deadline ends a command that blocks on a FIFO without a writer."""
@@ -43,9 +43,7 @@ class Inputs(FolderTest):
         for name in ("pipe", "pipe.rir"):
             done = self.run_command("reshard-compile", name, "-o", "plan", code=2)
             self.assertIn(f"cannot read '{name}': it is not a regular file", done.stderr)
-        (self.folder / "job.yaml").write_text(
-            JOB.replace("{dtype: bf16, tensors: {a: {shape: [512, 512], shard: {0: tp}}}}", "pipe")
-        )
+        self.write("job.yaml", JOB.replace("{dtype: bf16, tensors: {a: {shape: [512, 512], shard: {0: tp}}}}", "pipe"))
         self.assertIn(
             "cannot read 'pipe': it is not a regular file",
             self.run_command("reshard-compile", "job.yaml", "-o", "plan", code=2).stderr,

@@ -9,7 +9,7 @@ import unittest
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from commands import FolderTest, run
+from commands import FolderTest
 from torch_formats import Dcp
 
 MODEL = """dtype: fp32
@@ -66,7 +66,7 @@ def digest(array):
 class Digest(FolderTest):
     def setUp(self):
         super().setUp()
-        (self.folder / "model.yaml").write_text(MODEL)
+        self.write("model.yaml", MODEL)
         random = np.random.default_rng(3)
         self.values = {
             f"l.{i}.{name}": random.standard_normal(shape).astype(np.float32)
@@ -74,22 +74,21 @@ class Digest(FolderTest):
             for name, shape in [("q", (8, 6)), ("k", (4, 6)), *((f"e.{e}.up", (6, 5)) for e in range(4))]
         }
         self.values |= {"scale": np.array(2.5, np.float32), "mask": random.integers(0, 255, (3, 3), np.uint8)}
-        (self.folder / "hf").mkdir()
         import ml_dtypes  # bf16 of safetensors.numpy
 
         self.values["norm"] = random.standard_normal(7).astype(ml_dtypes.bfloat16)
-        save_file(self.values, self.folder / "hf/model.safetensors")
+        self.save_checkpoint("hf", self.values)
 
     def move(self, source, target):
         """Compiles and runs a job with the model. Returns its plan."""
         plan = self.folder / f"{len(list(self.folder.iterdir()))}.rplan"
-        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: model.yaml\nsource: {source}\ntarget: {target}\n")
-        run("reshard-compile", self.folder / "job.yaml", "-o", plan)
-        run("reshard-exec", plan, "--check", cwd=self.folder)
+        self.write("job.yaml", f"version: 1\nmodel: model.yaml\nsource: {source}\ntarget: {target}\n")
+        self.call("reshard-compile job.yaml -o", plan)
+        self.call("reshard-exec", plan, "--check")
         return plan
 
     def digests(self, *arguments):
-        return json.loads(run("reshard-digest", *arguments, "--format=json", cwd=self.folder).stdout)
+        return json.loads(self.call("reshard-digest", *arguments, "--format=json").stdout)
 
     def test_formats(self):
         wanted = self.digests("hf")
@@ -102,9 +101,7 @@ class Digest(FolderTest):
                     "{layout: hf, storage: hf}", f"{{layout: hf, storage: {{folder: {format}, format: {format}}}}}"
                 )
                 self.assertEqual(self.digests(format), wanted)
-                self.assertEqual(
-                    run("reshard-digest", "hf", format, cwd=self.folder).stdout, f"equal: {len(wanted)} tensors\n"
-                )
+                self.assertEqual(self.call("reshard-digest hf", format).stdout, f"equal: {len(wanted)} tensors\n")
 
     def test_layouts(self):
         """Of the files of 4 ranks and of 2 ranks, through the layouts."""
@@ -115,13 +112,13 @@ class Digest(FolderTest):
         served = self.move(train, "{layout: serve, mesh: {tp: 2}, storage: serve}")
         self.assertEqual(self.digests(f"--plan={served}", "--side=source", "train"), wanted)
         self.assertEqual(self.digests(f"--plan={served}", "--side=target", "serve"), wanted)
-        self.assertIn("equal", run("reshard-digest", f"--plan={served}", "train", "serve", cwd=self.folder).stdout)
+        self.prints("equal", f"reshard-digest --plan={served} train serve")
         # One value, on the last rank.
         path = self.folder / "serve/rank-00001.safetensors"
         tensors = load_file(path)
         tensors["up.1"][2, 1, 3] += 1
         save_file(tensors, path)
-        done = run("reshard-digest", f"--plan={served}", "train", "serve", code=1, cwd=self.folder)
+        done = self.call(f"reshard-digest --plan={served} train serve", code=1)
         self.assertEqual([line.split(":")[0] for line in done.stdout.splitlines()], ["l.1.e.2.up"])
         self.assertIn("1 tensor of 'train' and 'serve' differ", done.stderr)
 
@@ -139,36 +136,34 @@ model:
 source: {layout: train, mesh: {tp: 2, pp: 2}, storage: staged}
 target: {layout: serve, mesh: {tp: 1}, storage: moved}
 """)
-        run("reshard-compile", self.folder / "stages.yaml", "-o", self.folder / "p")
-        run("reshard-exec", self.folder / "p", "--synthesize", f"--source={self.folder / 'staged'}", cwd=self.folder)
-        run("reshard-exec", self.folder / "p", "--check", cwd=self.folder)
+        self.call("reshard-compile stages.yaml -o p")
+        self.call("reshard-exec p --synthesize --source=staged")
+        self.call("reshard-exec p --check")
         self.assertEqual(
             sorted(self.digests(f"--plan={self.folder / 'p'}", "--side=source", "staged")), ["a", "b", "head"]
         )
-        done = run("reshard-digest", f"--plan={self.folder / 'p'}", "staged", "moved", cwd=self.folder)
+        done = self.call("reshard-digest --plan=p staged moved")
         self.assertEqual(done.stdout, "equal: 1 tensor\n")
         self.assertIn("'moved' has 12 elements of tensor 'a' of 24, so it has no digest", done.stderr)
         path = self.folder / "moved/rank-00000.safetensors"
         save_file(load_file(path) | {"more": np.zeros(2, np.float32)}, path)
         self.assertIn(
             "that the plan does not use, among them 'more'",
-            run("reshard-digest", f"--plan={self.folder / 'p'}", "--side=target", "moved", cwd=self.folder).stderr,
+            self.call("reshard-digest --plan=p --side=target moved").stderr,
         )
 
     def test_several_targets(self):
-        (self.folder / "job.yaml").write_text(
+        self.write(
+            "job.yaml",
             "version: 1\nmodel: model.yaml\nsource: {layout: hf, storage: hf}\n"
-            "target: [{layout: hf, storage: one}, {layout: serve, mesh: {tp: 2}, storage: two}]\n"
+            "target: [{layout: hf, storage: one}, {layout: serve, mesh: {tp: 2}, storage: two}]\n",
         )
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p")
-        run("reshard-exec", self.folder / "p", "--target=both", cwd=self.folder)
+        self.call("reshard-compile job.yaml -o p")
+        self.call("reshard-exec p --target=both")
         self.assertEqual(
             self.digests(f"--plan={self.folder / 'p'}", "--side=target.1", "both/target.1"), self.digests("hf")
         )
-        self.assertIn(
-            "its sides are source, target.0, target.1",
-            run("reshard-digest", f"--plan={self.folder / 'p'}", "hf", "two", code=2, cwd=self.folder).stderr,
-        )
+        self.fails("its sides are source, target.0, target.1", "reshard-digest --plan=p hf two")
 
     def test_differences(self):
         other = {name: array.copy() for name, array in self.values.items()}
@@ -176,9 +171,8 @@ target: {layout: serve, mesh: {tp: 1}, storage: moved}
         other["scale"] = other["scale"].astype(np.float16)
         other["mask"] = other["mask"].reshape(9)
         other["new"] = other.pop("l.1.k")
-        (self.folder / "other").mkdir()
-        save_file(other, self.folder / "other/model.safetensors")
-        lines = run("reshard-digest", "hf", "other", code=1, cwd=self.folder).stdout.splitlines()
+        self.save_checkpoint("other", other)
+        lines = self.call("reshard-digest hf other", code=1).stdout.splitlines()
         self.assertEqual(
             [line.split(" ")[:2] for line in lines],
             [["l.0.q:", "digest"], ["l.1.k:", "only"], ["mask:", "shape"], ["scale:", "dtype"], ["new:", "only"]],
@@ -192,8 +186,7 @@ target: {layout: serve, mesh: {tp: 1}, storage: moved}
             "model.layers.1.up": np.zeros(4, np.float32),
             "lm_head.weight": np.arange(5, dtype=np.float32),
         }
-        (self.folder / "plain").mkdir()
-        save_file(wanted, self.folder / "plain/model.safetensors")
+        self.save_checkpoint("plain", wanted)
         checkpoint = Dcp(self.folder / "step")
         for name, array in wanted.items():
             checkpoint.chunk(f"model.{name}", array.shape, (0,) * array.ndim, array)
@@ -201,40 +194,38 @@ target: {layout: serve, mesh: {tp: 1}, storage: moved}
         checkpoint.write()
         hint = ', --model compares the model of dcp.save({"model": ...}) alone\n'
         for first, second, rule in (("step", "plain", "model.="), ("plain", "step", "=model.")):
-            error = run("reshard-digest", first, second, code=1, cwd=self.folder).stderr
-            self.assertIn(f"differ, most by name: --rename={rule} renames those of '{first}'{hint}", error)
-            done = run("reshard-digest", first, second, "--model", cwd=self.folder)
+            self.fails(
+                f"differ, most by name: --rename={rule} renames those of '{first}'{hint}",
+                "reshard-digest",
+                first,
+                second,
+                code=1,
+            )
+            done = self.call("reshard-digest", first, second, "--model")
             self.assertEqual(done.stdout, "equal: 3 tensors\n")
             self.assertIn(
                 "note: left out: 3 tensors beside the model: optimizer.state.lm_head.weight.exp_avg, "
                 "optimizer.state.model.layers.*.up.exp_avg (2)\n",
                 done.stderr,
             )
-        self.assertEqual(run("reshard-digest", "step", "step", "--model", cwd=self.folder).stdout, "equal: 3 tensors\n")
-        self.assertEqual(
-            run("reshard-digest", "plain", "plain", "--model", cwd=self.folder).stdout, "equal: 3 tensors\n"
-        )
+        self.assertEqual(self.call("reshard-digest step step --model").stdout, "equal: 3 tensors\n")
+        self.assertEqual(self.call("reshard-digest plain plain --model").stdout, "equal: 3 tensors\n")
         self.assertEqual(self.digests("step", "--model"), self.digests("plain"))
-        lines = run("reshard-digest", "step", "plain", "--rename=model.=", code=1, cwd=self.folder).stdout.splitlines()
+        lines = self.call("reshard-digest step plain --rename=model.=", code=1).stdout.splitlines()
         self.assertEqual(
             [line.split(":")[0] for line in lines], [f"optimizer.state.{name}.exp_avg" for name in sorted(wanted)]
         )
-        (self.folder / "compiled").mkdir()
-        save_file(
-            {f"_orig_mod.{name.replace('.1.', '.1._orig_mod.')}": array for name, array in wanted.items()},
-            self.folder / "compiled/model.safetensors",
+        self.save_checkpoint(
+            "compiled", {f"_orig_mod.{name.replace('.1.', '.1._orig_mod.')}": array for name, array in wanted.items()}
         )
         options = ("--rename=_orig_mod.=", "--rename=*._orig_mod.*=*.*")
-        self.assertEqual(
-            run("reshard-digest", "compiled", "plain", *options, cwd=self.folder).stdout, "equal: 3 tensors\n"
-        )
-        self.assertIn(
-            "--rename=none=: 'none' begins no name of the tensors of 'plain'",
-            run("reshard-digest", "plain", "--rename=none=", code=2, cwd=self.folder).stderr,
+        self.assertEqual(self.call("reshard-digest compiled plain", *options).stdout, "equal: 3 tensors\n")
+        self.fails(
+            "--rename=none=: 'none' begins no name of the tensors of 'plain'", "reshard-digest plain --rename=none="
         )
         changed = wanted | {"lm_head.weight": np.arange(5, dtype=np.float32) + 1}
-        save_file(changed, self.folder / "plain/model.safetensors")
-        done = run("reshard-digest", "step", "plain", "--model", code=1, cwd=self.folder)
+        self.save_checkpoint("plain", changed)
+        done = self.call("reshard-digest step plain --model", code=1)
         self.assertEqual([line.split(":")[0] for line in done.stdout.splitlines()], ["lm_head.weight"])
 
     def test_refusals(self):
@@ -248,9 +239,9 @@ target: {layout: serve, mesh: {tp: 1}, storage: moved}
             ([f"--plan={self.folder / 'hf'}", "--side=source", "hf"], "hf"),
         ):
             with self.subTest(arguments=arguments):
-                self.assertIn(text, run("reshard-digest", *arguments, code=2, cwd=self.folder).stderr)
+                self.fails(text, "reshard-digest", *arguments)
         shutil.rmtree(self.folder / "out")
-        self.assertIn("out", run("reshard-digest", f"--plan={plan}", "hf", "out", code=2, cwd=self.folder).stderr)
+        self.fails("out", f"reshard-digest --plan={plan} hf out")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,11 @@
 """Plans whose target is a pool of engine replicas: the ranks of replica 0, the same bytes for any number, sources that
 only send, options that are refused. RESHARD_BIN: the folder of the commands."""
 
-import json
 import re
 import struct
 import unittest
 
-from commands import FolderTest, run
+from commands import FolderTest
 
 # One source rank whose NIC is the bottleneck, beside an idle rank that would be a relay.
 JOB = """
@@ -21,16 +20,14 @@ options: {topology: {ranks_per_node: 4}}
 
 class Pool(FolderTest):
     def compile(self, target, name="plan", *options, code=0):
-        (self.folder / "job.yaml").write_text(JOB % target)
-        done = run(
-            "reshard-compile", self.folder / "job.yaml", "-o", self.folder / name, "--verify-each", *options, code=code
-        )
+        self.write("job.yaml", JOB % target)
+        done = self.call("reshard-compile job.yaml -o", name, "--verify-each", *options, code=code)
         return done.stderr
 
     def steps(self, name="plan"):
         """The kinds of steps of each rank."""
         found = {}
-        for line in run("reshard-compile", self.folder / "job.yaml", "--emit=ir").stdout.splitlines():
+        for line in self.call("reshard-compile job.yaml --emit=ir").stdout.splitlines():
             if rank := re.match(r"rank (\d+) arena", line):
                 kinds = found[int(rank[1])] = set()
             elif step := re.match(r"  (\w+) round", line):
@@ -49,29 +46,29 @@ class Pool(FolderTest):
 
     def test_replica_0_runs(self):
         self.compile(", replicas: 4")
-        run("reshard-inspect", self.folder / "plan", "--verify")
-        done = run("reshard-exec", self.folder / "plan", "--synthesize", "--check")
+        self.call("reshard-inspect plan --verify")
+        done = self.call("reshard-exec plan --synthesize --check")
         self.assertIn("replica 0 of 4 engine replicas: a run does not pull", done.stdout)
         self.assertIn("bytes right", done.stdout)
 
     def test_default_ranks(self):
         for source, first in (("{mesh: {tp: 1}}", 1), ("{mesh: {tp: 2}, ranks: [5, 3]}", 6)):
-            (self.folder / "job.yaml").write_text(
-                JOB.replace("{mesh: {tp: 1}}", source).replace(", ranks: 4..7", "") % ", replicas: 2"
+            self.write(
+                "job.yaml", JOB.replace("{mesh: {tp: 1}}", source).replace(", ranks: 4..7", "") % ", replicas: 2"
             )
-            run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
-            target = json.loads(run("reshard-inspect", self.folder / "plan", "--format=json").stdout)["endpoints"][1]
+            self.call("reshard-compile job.yaml -o plan")
+            target = self.listing("plan")["endpoints"][1]
             self.assertEqual((target["first_rank"], target["last_rank"], target["replicas"]), (first, first + 3, 2))
 
     def test_the_number_changes_one_field(self):
         plans = []
         for replicas in (1, 64, 65536):
             self.compile(f", replicas: {replicas}", "plan", "--omit-job")
-            shown = run("reshard-inspect", self.folder / "plan").stdout
-            self.assertIn(f"the ranks of replica 0 of {replicas} engine replica" + ("s" if replicas > 1 else ""), shown)
-            fingerprint = json.loads(run("reshard-inspect", self.folder / "plan", "--format=json").stdout)[
-                "fingerprint"
-            ]
+            self.prints(
+                f"the ranks of replica 0 of {replicas} engine replica" + ("s" if replicas > 1 else ""),
+                "reshard-inspect plan",
+            )
+            fingerprint = self.listing("plan")["fingerprint"]
             plan = (self.folder / "plan").read_bytes()
             index, manifest, size = struct.unpack_from("<QQQ", plan, 40)
             words = plan[manifest : manifest + size].replace(fingerprint.encode(), b"")
@@ -85,7 +82,7 @@ class Pool(FolderTest):
     def test_difference(self):
         self.compile(", replicas: 2", "old")
         self.compile(", replicas: 3", "new")
-        done = run("reshard-diff", self.folder / "old", self.folder / "new", code=1)
+        done = self.call("reshard-diff old new", code=1)
         self.assertRegex(done.stdout, r"replicas +2 +3  \+1 \(\+50\.0 %\)\n")
 
     def test_refused_options(self):

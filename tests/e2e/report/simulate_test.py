@@ -7,7 +7,7 @@ import json
 import os
 import unittest
 
-from commands import ROOT, FolderTest, run
+from commands import ROOT, FolderTest
 
 LINK, NIC, COPY = 100e9, 10e9, 200e9
 LINK_LATENCY, NIC_LATENCY = 5e-6, 50e-6
@@ -46,11 +46,9 @@ target: {target}
 options: {{topology: t.yaml}}
 """)
         for emit in ("plan", "ir"):
-            run("reshard-compile", "job.yaml", "-o", emit, f"--emit={emit}", cwd=self.folder)
+            self.call("reshard-compile job.yaml -o", emit, f"--emit={emit}")
         self.ir = (self.folder / "ir").read_text()
-        done = run(
-            "reshard-inspect", "plan", "--simulate=t.yaml", "--format=json", *options, code=code, cwd=self.folder
-        )
+        done = self.call("reshard-inspect plan --simulate=t.yaml --format=json", *options, code=code)
         self.stderr = done.stderr
         return json.loads(done.stdout) if code == 0 else None
 
@@ -91,7 +89,7 @@ class Simulate(SimulationTest):
         )
         events = [
             (event["name"].split()[0], event["ts"], event["ts"] + event["dur"])
-            for event in json.loads((self.folder / "trace").read_text())["traceEvents"]
+            for event in self.json("trace")["traceEvents"]
         ]
         copies = [begin for kind, begin, _ in events if kind == "copy"]
         self.assertEqual(len(copies), 1)
@@ -168,7 +166,7 @@ class Simulate(SimulationTest):
             tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{1: tp}}}}",
             options=["--trace=trace.json"],
         )
-        events = json.loads((self.folder / "trace.json").read_text())["traceEvents"]
+        events = self.json("trace.json")["traceEvents"]
         kinds = [event["tid"] for event in events]
         sent = len(self.chunks())
         self.assertEqual(
@@ -178,23 +176,22 @@ class Simulate(SimulationTest):
 
     def test_other_nodes(self):
         self.simulate("{mesh: {tp: 1}}", "{mesh: {}, ranks: [1]}")
-        (self.folder / "t.yaml").write_text("ranks_per_node: 3\n")
-        done = run("reshard-inspect", "plan", "--simulate=t.yaml", cwd=self.folder)
-        self.assertIn(
+        self.write("t.yaml", "ranks_per_node: 3\n")
+        self.prints(
             "lower bound  unknown: the plan was compiled for a topology with other nodes (options.topology)",
-            done.stdout,
+            "reshard-inspect plan --simulate=t.yaml",
         )
 
     def test_refused(self):
         self.simulate("{mesh: {tp: 1}}", "{mesh: {}, ranks: [1]}")
 
         def refused(*options):
-            done = run("reshard-inspect", "plan", *options, code=2, cwd=self.folder)
+            done = self.call("reshard-inspect plan", *options, code=2)
             self.assertEqual(done.stdout, "")
             return done.stderr
 
         self.assertIn("cannot read 'none.yaml'", refused("--simulate=none.yaml"))
-        (self.folder / "bad.yaml").write_text("ranks_per_node: 8\nlinks: {rate: 1GB/s}\n")
+        self.write("bad.yaml", "ranks_per_node: 8\nlinks: {rate: 1GB/s}\n")
         self.assertIn(
             "bad.yaml:2:1: error: unknown key 'links' in 'topology', did you mean 'link'?",
             refused("--simulate=bad.yaml"),
@@ -269,25 +266,17 @@ class Pool(SimulationTest):
             if SMALL and "kimi" in job:
                 continue
             file = ROOT / f"examples/topologies/{topology}.yaml"
-            run(
+            self.call(
                 "reshard-compile",
                 ROOT / f"examples/{job}.yaml",
                 f"--set=options.topology={file}",
                 f"--set=target.ranks={ranks}",
                 "-o",
-                self.folder / "plan",
+                "plan",
             )
             for replicas in (1, 4) if SMALL or ("kimi" in job and not FULL) else (1, 4, 16, 64):
                 with self.subTest(job=job, topology=topology, replicas=replicas):
-                    found = json.loads(
-                        run(
-                            "reshard-inspect",
-                            self.folder / "plan",
-                            f"--simulate={file}",
-                            f"--replicas={replicas}",
-                            "--format=json",
-                        ).stdout
-                    )
+                    found = self.listing("plan", f"--simulate={file}", f"--replicas={replicas}")
                     self.assertGreaterEqual(found["ratio"], 1)
                     self.assertLessEqual(found["ratio"], 1.10)
                     self.assertGreaterEqual(found["late_joiner"]["ratio"], 1)
@@ -295,7 +284,7 @@ class Pool(SimulationTest):
 
     def test_text(self):
         self.pool(2)
-        done = run("reshard-inspect", "plan", "--simulate=t.yaml", cwd=self.folder)
+        done = self.call("reshard-inspect plan --simulate=t.yaml")
         self.assertIn(
             "until 2 engine replicas have the version: one reads from the sources, each other from the one before it",
             done.stdout,
@@ -306,7 +295,7 @@ class Pool(SimulationTest):
         self.simulate("{mesh: {tp: 32}}", "{mesh: {tp: 32}, replicas: 2}", per_node=8)
 
         def refused(*options):
-            return run("reshard-inspect", "plan", *options, code=2, cwd=self.folder).stderr
+            return self.call("reshard-inspect plan", *options, code=2).stderr
 
         self.assertIn("--replicas needs --simulate=TOPOLOGY", refused("--replicas=2"))
         self.assertIn("--trace shows the activities of one run", refused("--simulate=t.yaml", "--trace=x"))

@@ -12,7 +12,7 @@ import subprocess
 import time
 import unittest
 
-from commands import BIN, FolderTest, run
+from commands import BIN, FolderTest
 from launch import Launch
 
 JOB = """version: 1
@@ -26,12 +26,12 @@ FOREVER = "--repeat=1000000"
 class Folders(FolderTest):
     def setUp(self):
         super().setUp()
-        (self.folder / "job.yaml").write_text(JOB)
+        self.write("job.yaml", JOB)
         self.command("compile", "job.yaml", "-o", "plan")
         self.make("source")
 
     def command(self, name, *arguments, code=0):
-        return run(f"reshard-{name}", *arguments, code=code, cwd=self.folder, timeout=60).stderr
+        return self.call(f"reshard-{name}", *arguments, code=code, timeout=60).stderr
 
     def make(self, source):
         self.command("exec", "plan", "--synthesize", f"--source={source}")
@@ -215,7 +215,7 @@ class Names(Folders):
 
     def test_control_characters_are_escaped(self):
         job = JOB.replace("tensors: {", "tensors: {b: [4], ")
-        (self.folder / "more.yaml").write_text(job)
+        self.write("more.yaml", job)
         self.command("compile", "more.yaml", "-o", "more")
         shutil.rmtree(self.folder / "source")
         self.command("exec", "more", "--synthesize", "--source=source")
@@ -230,21 +230,15 @@ class Names(Folders):
         error = self.command("exec", "plan", "--source=source", "--target=target", code=2)
         self.assertIn(f"has tensor '{shown}', which the plan does not use", error)
         self.assertEqual(error.count("\n"), 1)
-        done = run(
-            "reshard-exec",
-            "plan",
-            "--source=source",
-            "--target=target",
-            "--allow=extra",
-            "--report=report",
-            cwd=self.folder,
+        self.prints(
+            f"  left out   1 tensor of the source: {shown}\n",
+            "reshard-exec plan --source=source --target=target --allow=extra --report=report",
         )
-        self.assertIn(f"  left out   1 tensor of the source: {shown}\n", done.stdout)
-        self.assertEqual(json.loads((self.folder / "report").read_text())["omitted"], [wild])
+        self.assertEqual(self.json("report")["omitted"], [wild])
 
     def test_names_with_nul_are_refused(self):
         job = JOB.replace("source: {mesh: {tp: 2}}", "source: {storage: files}")
-        (self.folder / "stored.yaml").write_text(job)
+        self.write("stored.yaml", job)
         self.command("compile", "stored.yaml", "-o", "stored")
         self.command("exec", "stored", "--synthesize", "--source=files")
         (self.folder / "files/model.safetensors").rename(self.folder / "files/model-1.safetensors")
