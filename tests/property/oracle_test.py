@@ -73,8 +73,7 @@ class Drawings(unittest.TestCase):
             (Rule([], "stride", 2), 6, 2),
             (Rule([], "even", replicate=True), 3, 4),
         ):
-            with self.assertRaises(Refused):
-                rows_of(rule, n, k, 0, 1)
+            self.assertRaises(Refused, rows_of, rule, n, k, 0, 1)
 
     def test_packs(self) -> None:
         tp2 = {"tp": 2}
@@ -114,10 +113,8 @@ class Drawings(unittest.TestCase):
             [" ".join(row) for row in one({"q": [8], "k": [4], "v": [4]}, inside, {"tp": 4})],
             ["q0 q1 q2 q3", "k0 k1 v0 v1", "q4 q5 q6 q7", "k2 k3 v2 v3"],
         )
-        with self.assertRaises(Refused):
-            one({"q": [8], "k": [4], "v": [4]}, {**fused, "shard": {"0": "tp"}}, {"tp": 4})
-        with self.assertRaises(Refused):
-            one(glu, {"concat": ["g", "u"], "pad": {"0": 16}, "shard": {"0": "tp"}}, tp2)
+        self.assertRaises(Refused, one, {"q": [8], "k": [4], "v": [4]}, {**fused, "shard": {"0": "tp"}}, {"tp": 4})
+        self.assertRaises(Refused, one, glu, {"concat": ["g", "u"], "pad": {"0": 16}, "shard": {"0": "tp"}}, tp2)
 
     def test_two_axes(self) -> None:
         for axes, expected in ((["dp", "tp"], [0, 1, 2, 3]), (["tp", "dp"], [0, 2, 1, 3])):
@@ -171,8 +168,7 @@ class MoreDrawings(unittest.TestCase):
             ({"axis": "p", "embedding": "1"}, 6, 4),
             ({"axis": "p", "stages": "t|t|t"}, 3, 2),
         ):
-            with self.assertRaises(Refused):
-                chunks_of(rule, n, k, 0, {})
+            self.assertRaises(Refused, chunks_of, rule, n, k, 0, {})
 
     def test_flat(self) -> None:
         param = {"flat": {"of": ["a", "b"], "align": 4}, "pad": {"0": 3}, "shard": {"0": {"axis": "fsdp"}}}
@@ -248,8 +244,7 @@ class MoreDrawings(unittest.TestCase):
             ],
         )
         del model["layouts"]["b"]["params"]["e"]["at"]
-        with self.assertRaises(Refused):
-            params_by_mesh_rank(job)
+        self.assertRaises(Refused, params_by_mesh_rank, job)
 
     def test_rename(self) -> None:
         model = {
@@ -270,8 +265,7 @@ class MoreDrawings(unittest.TestCase):
         job["target"] = {"layout": "c", "mesh": {}, "ignore": "z.m.e"}
         self.assertEqual(params_by_mesh_rank(job), [{"z.m.0.w": ["w.0:0"], "z.m.1.w": ["w.1:0"]}])
         model["layouts"]["c"]["rename"]["head"] = "h"
-        with self.assertRaises(Refused):
-            params_by_mesh_rank(job)
+        self.assertRaises(Refused, params_by_mesh_rank, job)
 
     def test_the_source_holds_each_tensor_of_a_target(self) -> None:
         """Also if no mesh rank of the target has elements of it. A param needs a piece of a tensor, also if
@@ -298,8 +292,7 @@ class MoreDrawings(unittest.TestCase):
         ):
             job["target"] = {"layout": layout, "mesh": {"tp": 2}, "only": only}
             if expected:
-                with self.assertRaisesRegex(Refused, expected):
-                    params_by_mesh_rank(job)
+                self.assertRaisesRegex(Refused, expected, params_by_mesh_rank, job)
             else:
                 self.assertEqual(params_by_mesh_rank(job), [{"x": ["x0"]}] * 2)
 
@@ -338,8 +331,7 @@ class MoreDrawings(unittest.TestCase):
         job["target"] = {"layout": "c", "mesh": {}}
         self.assertEqual(params_by_mesh_rank(job), expected)
         job["source"]["authority"] = {"tp": 0}
-        with self.assertRaises(Refused):
-            params_by_mesh_rank(job)
+        self.assertRaises(Refused, params_by_mesh_rank, job)
 
 
 if __name__ == "__main__":

@@ -59,8 +59,7 @@ class Checkpoint(unittest.TestCase):
             with self.subTest(text=text), temporary_folder() as folder:
                 for name, content in files.items():
                     (folder / name).write_bytes(content)
-                with self.assertRaisesRegex(reshard.Error, text):
-                    tensors_of(folder)
+                self.assertRaisesRegex(reshard.Error, text, tensors_of, folder)
         with self.assertRaisesRegex(reshard.Error, "tensor a has dtype 'bfloat16', expected one of bf16"):
             tensors_of({"a": ("bfloat16", (2,))})
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import unittest
 
-from record_support import documented, elements, recording, temporary_folder
+from record_support import documented, elements, expand, recording, temporary_folder
 
 import numpy
 from safetensors import safe_open
@@ -39,26 +39,6 @@ def loaders():
         "columns": lambda t: t["down"][:, 20:],
         "empty": lambda t: t["empty"],
     }
-
-
-def expand(param, first):
-    """The element numbers of a param, 0 for constant zeros."""
-    result = numpy.full(param.shape or (1,), -1)
-    for box in param.boxes:
-        at = tuple(slice(start, start + size) for start, size in zip(box.start, box.size))
-        assert (result[at] == -1).all(), "boxes overlap"
-        if isinstance(box.origin, elements.Constant):
-            result[at] = box.origin.value
-        else:
-            result[at] = (
-                first[box.origin.name]
-                + box.offset
-                + sum(
-                    numpy.arange(n).reshape([-1] + [1] * (len(box.size) - 1 - d)) * step
-                    for d, (n, step) in enumerate(zip(box.size, box.steps))
-                )
-            )
-    return result.reshape(param.shape)
 
 
 class Digits(unittest.TestCase):

@@ -297,8 +297,7 @@ class Generalize(unittest.TestCase):
             (recording.merge(one(6), "live"), "layouts 0 and 1 have name recorded and live, expected the same"),
             (recording.merge(one(6, axis="ep")), "layouts 0 and 1 have axes .tp. and .ep., expected the same"),
         ):
-            with self.assertRaisesRegex(reshard.Error, why):
-                recording.generalize([one_size, (other, {})])
+            self.assertRaisesRegex(reshard.Error, why, recording.generalize, [one_size, (other, {})])
         other = recording.merge(one(6))
         other.differences = ["rank 0: p"]
         with self.assertRaisesRegex(reshard.Error, "layout 1 differs from its recording: rank 0: p"):

@@ -10,7 +10,7 @@ import json
 import re
 import unittest
 
-from record_support import ROOT, elements, recording, temporary_folder
+from record_support import ROOT, elements, expand, recording, temporary_folder
 
 import numpy
 
@@ -240,25 +240,7 @@ class Infer(unittest.TestCase):
                 for name, param in each.params.items():
                     if param.dtype == "fp32":
                         self.assertEqual(param.unwritten, 0)
-                        numpy.testing.assert_array_equal(self.values(param, first), target[name], name)
-
-    @staticmethod
-    def values(param, first):
-        result = numpy.full(param.shape or (1,), -1.0)
-        for box in param.boxes:
-            at = tuple(slice(start, start + size) for start, size in zip(box.start, box.size))
-            if isinstance(box.origin, elements.Constant):
-                result[at] = box.origin.value
-            else:
-                result[at] = (
-                    first[box.origin.name]
-                    + box.offset
-                    + sum(
-                        numpy.arange(n).reshape([-1] + [1] * (len(box.size) - 1 - d)) * step
-                        for d, (n, step) in enumerate(zip(box.size, box.steps))
-                    )
-                )
-        return result.reshape(param.shape)
+                        numpy.testing.assert_array_equal(expand(param, first), target[name], name)
 
     # --- what cannot be stated, and wrong recordings
 
@@ -381,12 +363,10 @@ class Infer(unittest.TestCase):
         with self.assertRaisesRegex(reshard.Error, r"tensor 'w\{0\}': a brace in a name is not supported"):
             recording.merge(found)
         found[1].tensors = {}
-        with self.assertRaisesRegex(reshard.Error, "ranks 0 and 1 have different checkpoints"):
-            recording.merge(found)
+        self.assertRaisesRegex(reshard.Error, "ranks 0 and 1 have different checkpoints", recording.merge, found)
         with temporary_folder() as folder:
             (folder / "x.json").write_text("{}")
-            with self.assertRaisesRegex(reshard.Error, "x.json: not a recording"):
-                recording.merge([folder / "x.json"])
+            self.assertRaisesRegex(reshard.Error, "x.json: not a recording", recording.merge, [folder / "x.json"])
 
     def test_command(self):
         """merge of saved recordings, and the check of a layout against recordings of another one."""
