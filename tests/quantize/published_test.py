@@ -11,7 +11,7 @@ import numpy as np
 
 import formats_reference as formats
 import safetensors_io
-from commands import ROOT, FolderTest, run
+from commands import ROOT, FolderTest
 
 GPT_OSS = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 8, "experts": 3, "ffn": 96, "vocab": 40}
 KIMI = {
@@ -52,14 +52,6 @@ def arrays(path):
     }
 
 
-def write(path, tensors):
-    """Writes tensors: (dtype, array) by name."""
-    path.parent.mkdir(exist_ok=True)
-    safetensors_io.write(
-        path, {name: (dtype, list(array.shape), array.tobytes()) for name, (dtype, array) in tensors.items()}
-    )
-
-
 def e2m1(codes, scales):
     """The bf16 elements of MXFP4: codes [.., rows, columns / 32, 16] and scales [.., rows, columns / 32]."""
     values = formats.E2M1_VALUES[formats.unpack_nvfp4(codes)]
@@ -78,38 +70,35 @@ class Published(FolderTest):
         super().setUp()
         self.random = np.random.default_rng(4)
 
-    def compiled(self, model, numbers, source, target, code=0):
-        job = self.folder / "job.yaml"
-        job.write_text(
-            f"version: 1\nmodel: {ROOT / 'examples' / 'models' / model}.yaml\nsource: {{{source}}}\n"
-            f"target: {{{target}, convert: rne}}\n"
-        )
-        return run(
-            "reshard-compile",
-            job,
-            "-o",
-            self.folder / "plan",
-            *[f"--set=model.let.{n}={v}" for n, v in numbers.items()],
-            code=code,
-        )
+    def compiled(self, target="layout: hf, storage: out", code=0, **numbers):
+        """Compiles a job from the folder `in`. numbers: others of the model."""
+        model = ROOT / f"examples/models/{self.model}.yaml"
+        self.job(str(model), f"{{{self.source}}}", f"{{{target}, convert: rne}}")
+        sets = [f"--set=model.let.{name}={value}" for name, value in (self.numbers | numbers).items()]
+        return self.call("reshard-compile job.yaml -o plan", *sets, code=code)
 
-    def moved(self, model, numbers, source, target, out, code=0):
-        """Compiles a job from the folder `in`, runs and checks it. Returns what the command printed."""
-        self.compiled(model, numbers, source, target)
-        done = run(
-            "reshard-exec",
-            self.folder / "plan",
-            f"--source={self.folder / 'in'}",
-            f"--target={self.folder / out}",
-            "--check",
-            code=code,
-        )
+    def moved(self, out, target="layout: hf, storage: out", code=0):
+        """Compiles, runs and checks a job. Returns what the command printed."""
+        self.compiled(target)
+        done = self.call(f"reshard-exec plan --source=in --target={out} --check", code=code)
         return done.stdout + done.stderr
 
+    def becomes(self, out, expected):
+        """The values of Hugging Face's names, moved from `in`."""
+        self.moved(out)
+        self.same(arrays(self.folder / out / "model.safetensors"), expected)
+
+    def store(self, tensors):
+        """Writes `in`: (dtype, array) by name."""
+        (self.folder / "in").mkdir(exist_ok=True)
+        entries = {name: (dtype, list(array.shape), array.tobytes()) for name, (dtype, array) in tensors.items()}
+        safetensors_io.write(self.folder / "in" / "model.safetensors", entries)
+
     def checkpoint(self, model, numbers, source):
-        """Writes `in` with the names and shapes that the source has, and random contents. Returns it."""
-        self.compiled(model, numbers, source, "layout: hf, storage: out")
-        run("reshard-exec", self.folder / "plan", "--synthesize", f"--source={self.folder / 'in'}")
+        """Writes `in` with the names and shapes that the source of further jobs has, and random contents."""
+        self.model, self.numbers, self.source = model, numbers, source
+        self.compiled()
+        self.call("reshard-exec plan --synthesize --source=in")
         path, tensors = self.folder / "in" / "model.safetensors", {}
         for name, (dtype, shape, _) in safetensors_io.read(path).items():
             if name.endswith("_shape"):
@@ -135,7 +124,7 @@ class Published(FolderTest):
             (".shared_head.head.weight", "lm_head.weight"),
         ):
             tensors |= {each: tensors[name] for each in tensors if each.endswith(tied)}
-        write(path, tensors)
+        self.store(tensors)
         return tensors
 
     def same(self, found, expected):
@@ -168,36 +157,21 @@ class Published(FolderTest):
             for name in ("gate_up_proj", "down_proj"):
                 blocks, scales = (published[f"{at.format(layer, name)}_{part}"][1] for part in ("blocks", "scales"))
                 expected[at.format(layer, name)] = e2m1(blocks, scales).transpose(0, 2, 1)
-        self.moved("gpt-oss-120b", GPT_OSS, "layout: hf-mxfp4, storage: in", "layout: hf, storage: out", "hf")
-        self.same(arrays(self.folder / "hf" / "model.safetensors"), expected)
+        self.becomes("hf", expected)
         # vLLM at tp 2, its experts cut: in the middle of blocks of 32.
-        self.moved(
-            "gpt-oss-120b",
-            GPT_OSS,
-            "layout: hf-mxfp4, storage: in",
-            "layout: vllm, mesh: {tp: 2, views: [{etp: 2}]}",
-            "vllm",
-        )
+        self.moved("vllm", "layout: vllm, mesh: {tp: 2, views: [{etp: 2}]}")
         for rank in range(2):
-            found, half = (
-                arrays(self.folder / "vllm" / f"rank-0000{rank}.safetensors"),
-                slice(48 * rank, 48 * rank + 48),
-            )
+            found = arrays(self.folder / "vllm" / f"rank-0000{rank}.safetensors")
+            rows, half = slice(96 * rank, 96 * rank + 96), slice(48 * rank, 48 * rank + 48)
             for layer in range(2):
+                weight = "model.layers.{}.mlp.experts.routed_experts.{}_weight"
+                gate_up, down = (expected[at.format(layer, name)] for name in ("gate_up_proj", "down_proj"))
                 self.same(
-                    {
-                        key: found[f"model.layers.{layer}.mlp.experts.routed_experts.{key}_weight"]
-                        for key in ("w13", "w2")
-                    },
-                    {
-                        "w13": expected[at.format(layer, "gate_up_proj")].transpose(0, 2, 1)[
-                            :, 96 * rank : 96 * rank + 96
-                        ],
-                        "w2": expected[at.format(layer, "down_proj")].transpose(0, 2, 1)[:, :, half],
-                    },
+                    {key: found[weight.format(layer, key)] for key in ("w13", "w2")},
+                    {"w13": gate_up.transpose(0, 2, 1)[:, rows], "w2": down.transpose(0, 2, 1)[:, :, half]},
                 )
         # Written in the published form, the values are the same.
-        self.moved("gpt-oss-120b", GPT_OSS, "layout: hf-mxfp4, storage: in", "layout: hf-mxfp4, storage: out", "again")
+        self.moved("again", "layout: hf-mxfp4, storage: out")
         found = safetensors_io.read(self.folder / "again" / "model.safetensors")
         self.assertEqual(
             {name: entry[:2] for name, entry in found.items()},
@@ -205,29 +179,19 @@ class Published(FolderTest):
         )
         (self.folder / "in").rename(self.folder / "first")
         (self.folder / "again").rename(self.folder / "in")
-        self.moved("gpt-oss-120b", GPT_OSS, "layout: hf-mxfp4, storage: in", "layout: hf, storage: out", "hf-again")
-        self.same(arrays(self.folder / "hf-again" / "model.safetensors"), expected)
+        self.becomes("hf-again", expected)
 
     def test_gpt_oss_is_refused(self):
-        source = "layout: hf-mxfp4, storage: in"
-        done = self.compiled("gpt-oss-120b", GPT_OSS | {"ffn": 80}, source, "layout: hf, storage: out", code=2)
-        self.assertRegex(
-            done.stderr, r"down_proj' is quantized as mxfp4 but has 80 columns on a rank, expected a multiple of 32"
-        )
-        published = self.checkpoint("gpt-oss-120b", GPT_OSS, source)
+        published = self.checkpoint("gpt-oss-120b", GPT_OSS, "layout: hf-mxfp4, storage: in")
+        text = "down_proj' is quantized as mxfp4 but has 80 columns on a rank, expected a multiple of 32"
+        self.assertIn(text, self.compiled(ffn=80, code=2).stderr)
         name = "model.layers.0.mlp.experts.down_proj_blocks"
         dtype, array = published[name]
-        write(self.folder / "in" / "model.safetensors", published | {name: (dtype, array.reshape(3, 64, 48))})
-        self.assertIn(
-            f"'{name}' has shape [3, 64, 48], expected [3, 64, 3, 16]",
-            self.moved("gpt-oss-120b", GPT_OSS, source, "layout: hf, storage: out", "out", code=2),
-        )
+        self.store(published | {name: (dtype, array.reshape(3, 64, 48))})
+        self.assertIn(f"'{name}' has shape [3, 64, 48], expected [3, 64, 3, 16]", self.moved("out", code=2))
         del published["model.layers.1.mlp.experts.down_proj_scales"]
-        write(self.folder / "in" / "model.safetensors", published)
-        self.assertIn(
-            "model.layers.1.mlp.experts.down_proj_scales",
-            self.moved("gpt-oss-120b", GPT_OSS, source, "layout: hf, storage: out", "out", code=2),
-        )
+        self.store(published)
+        self.assertIn("model.layers.1.mlp.experts.down_proj_scales", self.moved("out", code=2))
         self.assertFalse((self.folder / "out").exists())
 
     def test_kimi(self):
@@ -250,8 +214,7 @@ class Published(FolderTest):
             if not name.endswith(("_packed", "_scale", "_shape"))
         }
         expected |= {name: int4(published[name + "_packed"][1], published[name + "_scale"][1]) for name in packed}
-        self.moved("kimi-k2", KIMI, "layout: hf-int4, storage: in", "layout: hf, storage: out", "hf")
-        self.same(arrays(self.folder / "hf" / "model.safetensors"), expected)
+        self.becomes("hf", expected)
         # vLLM: the experts cut by tp 2, in the middle of blocks, and spread over two expert parallel ranks.
         at = "model.layers.2.mlp.experts.{}.{}.weight"
         whole = {
@@ -259,13 +222,7 @@ class Published(FolderTest):
             for name in ("gate_proj", "up_proj", "down_proj")
         }
         for view in ("etp", "ep"):
-            self.moved(
-                "kimi-k2",
-                KIMI,
-                "layout: hf-int4, storage: in",
-                f"layout: vllm, mesh: {{tp: 2, views: [{{{view}: 2}}]}}",
-                view,
-            )
+            self.moved(view, f"layout: vllm, mesh: {{tp: 2, views: [{{{view}: 2}}]}}")
             for rank in range(2):
                 found = arrays(self.folder / view / f"rank-0000{rank}.safetensors")
                 rows, experts = (
@@ -285,25 +242,18 @@ class Published(FolderTest):
                     },
                 )
         # The names of the multimodal release.
-        write(
-            self.folder / "in" / "model.safetensors",
-            {f"language_model.{name}": entry for name, entry in published.items()},
-        )
-        self.moved(
-            "kimi-k2.5", KIMI, "layout: hf-int4-multimodal, storage: in", "layout: hf, storage: out", "multimodal"
-        )
-        self.same(arrays(self.folder / "multimodal" / "model.safetensors"), expected)
+        self.store({f"language_model.{name}": entry for name, entry in published.items()})
+        self.model, self.source = "kimi-k2.5", "layout: hf-int4-multimodal, storage: in"
+        self.becomes("multimodal", expected)
 
     def test_kimi_is_refused(self):
-        source = "layout: hf-int4, storage: in"
-        done = self.compiled("kimi-k2", KIMI | {"moe_ffn": 72}, source, "layout: hf, storage: out", code=2)
-        self.assertRegex(
-            done.stderr,
-            r"down_proj.weight' is quantized as int4 but has 72 columns on a rank, expected a multiple of 32",
-        )
-        done = self.compiled("kimi-k2", KIMI, "layout: hf, storage: in", "layout: hf-int4, storage: out", code=2)
-        self.assertRegex(done.stderr, r"with 'shape', which only a source can have")
-        published = self.checkpoint("kimi-k2", KIMI, source)
+        published = self.checkpoint("kimi-k2", KIMI, "layout: hf-int4, storage: in")
+        text = "down_proj.weight' is quantized as int4 but has 72 columns on a rank, expected a multiple of 32"
+        self.assertIn(text, self.compiled(moe_ffn=72, code=2).stderr)
+        int4, self.source = self.source, "layout: hf, storage: in"
+        done = self.compiled("layout: hf-int4, storage: out", code=2)
+        self.source = int4
+        self.assertIn("with 'shape', which only a source can have", done.stderr)
         name = "model.layers.1.mlp.experts.0.up_proj.weight"
         for part, change, message in (
             ("_shape", ("i64", np.zeros(3, np.int64)), f"'{name}_shape' has shape [3], expected [2]"),
@@ -315,8 +265,8 @@ class Published(FolderTest):
             ),
         ):
             with self.subTest(part=part, message=message):
-                write(self.folder / "in" / "model.safetensors", published | {name + part: change})
-                self.assertIn(message, self.moved("kimi-k2", KIMI, source, "layout: hf, storage: out", "out", code=2))
+                self.store(published | {name + part: change})
+                self.assertIn(message, self.moved("out", code=2))
                 self.assertFalse((self.folder / "out").exists())
 
     def test_deepseek(self):
@@ -344,8 +294,7 @@ class Published(FolderTest):
             expected[name] = (published[name][1].view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales).astype(
                 ml_dtypes.bfloat16
             )
-        self.moved("deepseek-v3", DEEPSEEK, "layout: hf, storage: in" + FP8, "layout: hf, storage: out", "hf")
-        self.same(arrays(self.folder / "hf" / "model.safetensors"), expected)
+        self.becomes("hf", expected)
         self.assertGreater(sum(prod(expected[name].shape) for name in codes), 500_000)
 
 

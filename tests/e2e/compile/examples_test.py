@@ -29,13 +29,8 @@ TRANSFERS = {
 class Examples(FolderTest):
     def compile(self, job: str, *options: str, name: str = "plan") -> dict:
         report = self.folder / f"{name}.json"
-        run(
-            "reshard-compile",
-            ROOT / f"examples/{job}.yaml",
-            "-o",
-            self.folder / f"{name}.rplan",
-            f"--report={report}",
-            *options,
+        self.call(
+            "reshard-compile", ROOT / f"examples/{job}.yaml", "-o", f"{name}.rplan", f"--report={report}", *options
         )
         return json.loads(report.read_text())
 
@@ -47,7 +42,7 @@ class Examples(FolderTest):
         for job in JOBS:
             with self.subTest(job):
                 report = self.compile(job, "--verify-each")
-                summary = json.loads(run("reshard-inspect", self.folder / "plan.rplan", "--format=json").stdout)
+                summary = self.listing("plan.rplan")
                 self.assertLessEqual(summary["manifest_bytes"], 1 << 20)
                 moved = report["bytes"]
                 self.assertEqual(
@@ -68,7 +63,7 @@ class Examples(FolderTest):
                 continue
             with self.subTest(job):
                 self.compile(job)
-                run("reshard-inspect", self.folder / "plan.rplan", "--verify")
+                self.call("reshard-inspect plan.rplan --verify")
 
     def test_the_same_plan_with_any_number_of_threads(self) -> None:
         for job in ("qwen3-30b-a3b-32-to-16", "kimi-k2-256-to-128"):
@@ -80,14 +75,8 @@ class Examples(FolderTest):
         for job, options in (("quickstart", ()), ("qwen3-0.6b-8-to-4", CUT), ("qwen3-0.6b-hf-to-4", short)):
             with self.subTest(job):
                 self.compile(job, *options)
-                run(
-                    "reshard-exec",
-                    self.folder / "plan.rplan",
-                    "--synthesize",
-                    "--check",
-                    f"--report={self.folder}/exec.json",
-                )
-                report = json.loads((self.folder / "exec.json").read_text())
+                self.call(f"reshard-exec plan.rplan --synthesize --check --report={self.folder}/exec.json")
+                report = self.json("exec.json")
                 self.assertEqual(report["mismatches"], 0)
                 self.assertEqual(report["checked_bytes"], 2 * report["runs"][0]["bytes"])
 
@@ -105,25 +94,21 @@ class Examples(FolderTest):
             with self.subTest(job), tempfile.TemporaryDirectory() as folder:
                 self.compile(job, *options)
                 source, target = Path(folder) / "source", Path(folder) / "target"
-                run("reshard-exec", self.folder / "plan.rplan", "--synthesize", f"--source={source}")
+                self.call(f"reshard-exec plan.rplan --synthesize --source={source}")
                 before = {path.name: path.stat().st_mtime_ns for path in source.iterdir()}
-                run("reshard-exec", self.folder / "plan.rplan", f"--source={source}", f"--target={target}", "--check")
+                self.call(f"reshard-exec plan.rplan --source={source} --target={target} --check")
                 self.assertEqual(before, {path.name: path.stat().st_mtime_ns for path in source.iterdir()})
-                again = run(
-                    "reshard-exec", self.folder / "plan.rplan", f"--source={source}", f"--target={target}", code=2
-                )
-                self.assertIn("already exists", again.stderr)
+                self.fails("already exists", f"reshard-exec plan.rplan --source={source} --target={target}")
 
     def test_wrong_files_are_refused_and_leave_no_output(self) -> None:
         self.compile("quickstart")
         source, target = self.folder / "source", self.folder / "target"
-        run("reshard-exec", self.folder / "plan.rplan", "--synthesize", f"--source={source}")
+        self.call(f"reshard-exec plan.rplan --synthesize --source={source}")
         first = source / "rank-00000.safetensors"
         good = first.read_bytes()
 
         def refused(expected: str) -> None:
-            result = run("reshard-exec", self.folder / "plan.rplan", f"--source={source}", f"--target={target}", code=2)
-            self.assertIn(expected, result.stderr)
+            self.fails(expected, f"reshard-exec plan.rplan --source={source} --target={target}")
             self.assertEqual({"source", "plan.rplan", "plan.json"}, {path.name for path in self.folder.iterdir()})
 
         for damaged, expected in (
@@ -190,10 +175,10 @@ class Examples(FolderTest):
 
     def test_usage(self) -> None:
         for command in ("compile", "exec", "inspect", "diff"):
-            self.assertIn("--version", run(f"reshard-{command}", "--help").stdout)
-            self.assertIn("reshard-", run(f"reshard-{command}", "--version").stdout)
-            run(f"reshard-{command}", "--nonsense", code=2)
-        self.assertIn("did you mean '--repeat'", run("reshard-exec", "x", "--repaet=2", code=2).stderr)
+            self.assertIn("--version", run(f"reshard-{command} --help").stdout)
+            self.assertIn("reshard-", run(f"reshard-{command} --version").stdout)
+            run(f"reshard-{command} --nonsense", code=2)
+        self.assertIn("did you mean '--repeat'", run("reshard-exec x --repaet=2", code=2).stderr)
         self.compile("quickstart")
         plan = self.folder / "plan.rplan"
         self.assertIn("expected 'cuda'", run("reshard-exec", plan, "--synthesize", "--transport=nccl", code=2).stderr)

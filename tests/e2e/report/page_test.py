@@ -167,9 +167,9 @@ def data_of(page):
 
 class Page(FolderTest):
     def page(self, job, *flags):
-        (self.folder / "job.yaml").write_text(job)
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan", "--allow=missing")
-        run("reshard-inspect", self.folder / "p.rplan", "--format=html", "-o", self.folder / "p.html", *flags)
+        self.write("job.yaml", job)
+        self.call("reshard-compile job.yaml -o p.rplan --allow=missing")
+        self.call("reshard-inspect p.rplan --format=html -o p.html", *flags)
         text = (self.folder / "p.html").read_text()
         self.assertEqual(
             re.findall(r"(?:src|href)=|url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text),
@@ -179,7 +179,7 @@ class Page(FolderTest):
         return text
 
     def report(self, *flags):
-        return json.loads(run("reshard-inspect", self.folder / "p.rplan", "--format=json", *flags).stdout)
+        return json.loads(self.call("reshard-inspect p.rplan --format=json", *flags).stdout)
 
     def test_traffic(self):
         data = data_of(self.page(JOB))
@@ -397,11 +397,9 @@ target: {layout: one, mesh: {}}
         self.assertIn("the page did not finish within the deadline", self.refused(job, "--timeout=0.2"))
 
     def refused(self, job, *flags):
-        (self.folder / "job.yaml").write_text(job)
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
-        return run(
-            "reshard-inspect", self.folder / "p.rplan", "--format=html", "-o", self.folder / "p.html", *flags, code=None
-        ).stderr
+        self.write("job.yaml", job)
+        self.call("reshard-compile job.yaml -o p.rplan")
+        return self.call("reshard-inspect p.rplan --format=html -o p.html", *flags, code=None).stderr
 
     def test_time_line(self):
         data = data_of(self.page(JOB, f"--simulate={ROOT / 'examples/topologies/h100x8.yaml'}"))
@@ -462,10 +460,10 @@ target: {layout: one, mesh: {}}
 
     def check_arena(self, job, views=0):
         """views: bytes of the memory of quantized views on each rank, which are in use always."""
-        (self.folder / "t.yaml").write_text(TOPOLOGY)
+        self.write("t.yaml", TOPOLOGY)
         data = data_of(self.page(job, f"--simulate={self.folder / 't.yaml'}"))
         self.report(f"--simulate={self.folder / 't.yaml'}", f"--trace={self.folder / 'trace.json'}")
-        trace = json.loads((self.folder / "trace.json").read_text())["traceEvents"]
+        trace = self.json("trace.json")["traceEvents"]
         self.assertEqual([lane["rank"] for lane in data["time"]["lanes"]], list(range(data["world"])))
         for lane in data["time"]["lanes"]:
             with self.subTest(rank=lane["rank"]):
@@ -559,7 +557,7 @@ target: {layout: one, mesh: {}}
 
     def shown(self, text, script):
         """What a script at the end of the page writes into an attribute of the document."""
-        (self.folder / "clicks.html").write_text(text.replace("</html>", script + "</html>"))
+        self.write("clicks.html", text.replace("</html>", script + "</html>"))
         done = subprocess.run(
             [
                 CHROMIUM,
