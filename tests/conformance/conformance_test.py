@@ -24,7 +24,7 @@ import harness
 import hosts
 import mpi_test
 import rows_test
-from commands import BIN, ROOT, run, shared_folder
+from commands import BIN, MPI_ENVIRONMENT, ROOT, job_of, run, shared_folder
 
 SMALL = "RESHARD_SMALL" in os.environ
 UCX = (BIN / "libreshard_ucx.so").exists()
@@ -82,7 +82,7 @@ OFTEN_WEIGHTS = {
 # The program checks for leaks itself, before MPI_Finalize. The leak checker of GCC 12 misreads thread-local
 # storage that begins 16 bytes after a page boundary, and crashes. With redzones of 256 bytes, the 36 bytes of
 # libucs never begin there.
-ENVIRONMENT = mpi_test.ENVIRONMENT | {
+ENVIRONMENT = MPI_ENVIRONMENT | {
     "LSAN_OPTIONS": f"suppressions={ROOT}/tests/conformance/lsan.supp:print_suppressions=0",
     "ASAN_OPTIONS": f"{os.environ.get('ASAN_OPTIONS', '')}:redzone=256",
 }
@@ -139,12 +139,7 @@ class Plans:
         name, job = named
         (self.root / f"{name}.yaml").write_text(json.dumps(job))
         done = run(
-            "reshard-compile",
-            f"{name}.yaml",
-            "-o",
-            f"{name}.rplan",
-            f"--report={name}.json",
-            "--jobs=1",
+            f"reshard-compile {name}.yaml -o {name}.rplan --report={name}.json --jobs=1",
             code=None if may_fail else 0,
             cwd=self.root,
         )
@@ -206,10 +201,7 @@ class Conformance(unittest.TestCase):
             plans.add_random_jobs(pool)
             for kind, model, jobs in (("all", mpi_test.WEIGHTS, mpi_test.KINDS), ("often", OFTEN_WEIGHTS, OFTEN)):
                 named = [
-                    (
-                        f"{kind}-{n}",
-                        {"version": 1, "model": model, "source": source, "target": target, "options": options},
-                    )
+                    (f"{kind}-{n}", job_of(model, source, target, options=options))
                     for n, (source, target, options) in enumerate(jobs)
                 ]
                 plans.add_all(pool, kind, named)
@@ -254,7 +246,7 @@ class Conformance(unittest.TestCase):
                 str(processes),
                 *command,
             ]
-        return run("timeout", "-k10", 600, *command, code=None, env=ENVIRONMENT)
+        return run("timeout -k10 600", *command, code=None, env=ENVIRONMENT)
 
     def exact(self, target, kind, *options, seeds=2, worlds="*"):
         """Runs the plans of a kind, one launch for each world; all must be right. Returns the number of plans."""

@@ -171,19 +171,13 @@ class Launchers(FolderTest):
 
     @unittest.skipUnless(shutil.which("mpirun"), "mpirun was not found")
     def test_mpirun(self):
-        done = run(
-            "mpirun",
-            "-n",
-            4,
-            sys.executable,
-            self.folder / "launched.py",
-            launchers.JOB,
-            env=self.environment | launch.ENVIRONMENT,
+        done = self.call(
+            "mpirun -n 4", sys.executable, "launched.py", launchers.JOB, env=self.environment | launch.ENVIRONMENT
         )
         self.check(done.stdout)
 
     def test_multiprocessing(self):
-        self.check(run(sys.executable, self.folder / "spawned.py", launchers.JOB, env=self.environment).stdout)
+        self.check(self.call(sys.executable, "spawned.py", launchers.JOB, env=self.environment).stdout)
 
     def start(self, program, *arguments):
         """Starts a process, which ends with the test."""
@@ -224,8 +218,8 @@ class Statements(FolderTest):
 
     def compile(self, model, source, target):
         """The stderr of the compiler, '' if it succeeds."""
-        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {model}\nsource: {source}\ntarget: {target}\n")
-        done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", code=None)
+        self.write("job.yaml", f"version: 1\nmodel: {model}\nsource: {source}\ntarget: {target}\n")
+        done = self.call("reshard-compile job.yaml -o plan", code=None)
         return done.stderr if done.returncode else ""
 
     def moved(self, model, target, source="{storage: hf}", **tensors):
@@ -243,13 +237,7 @@ class Statements(FolderTest):
             data += tensor.tobytes()
         text = json.dumps(header).encode()
         (self.folder / "hf" / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
-        run(
-            "reshard-exec",
-            self.folder / "plan",
-            f"--source={self.folder / 'hf'}",
-            f"--target={self.folder / 'out'}",
-            "--check",
-        )
+        self.call("reshard-exec plan --source=hf --target=out --check")
         return self.stored(self.folder / "out" / "rank-00000.safetensors")
 
     @staticmethod
@@ -333,8 +321,8 @@ class Statements(FolderTest):
 
     def layout(self, model, source, target):
         """The IR of the layout level."""
-        (self.folder / "job.yaml").write_text(f"version: 1\nmodel: {model}\nsource: {source}\ntarget: {target}\n")
-        return run("reshard-compile", self.folder / "job.yaml", "--emit=layout").stdout
+        self.write("job.yaml", f"version: 1\nmodel: {model}\nsource: {source}\ntarget: {target}\n")
+        return self.call("reshard-compile job.yaml --emit=layout").stdout
 
     def test_chunks_of_flat_buffers(self):
         """Section 3: a flat buffer of a matrix has one chunk; one of tensors of one dimension is cut."""
@@ -352,14 +340,14 @@ class Statements(FolderTest):
         """Section 3: its name is target.0, and its files are in the folder itself."""
         for target, role in (("{storage: out}", "target"), ("[{storage: out}]", "target.0")):
             self.moved_to_files(target)
-            self.assertIn(f"{role} ", run("reshard-inspect", self.folder / "plan").stdout)
+            self.prints(f"{role} ", "reshard-inspect plan")
 
     def moved_to_files(self, target):
         (self.folder / "hf").mkdir(exist_ok=True)
         safetensors_io.write(self.folder / "hf" / "model.safetensors", {"w": ("u8", [4], b"abcd")})
         self.assertEqual(self.compile("{dtype: u8, tensors: {w: [4]}}", "{storage: hf}", target), "")
         shutil.rmtree(self.folder / "out", ignore_errors=True)
-        run("reshard-exec", self.folder / "plan", f"--target={self.folder / 'out'}")
+        self.call("reshard-exec plan --target=out")
         self.assertEqual(safetensors_io.read(self.folder / "out" / "model.safetensors"), {"w": ("u8", [4], b"abcd")})
 
     def test_tied_states(self):

@@ -15,6 +15,7 @@ from pathlib import Path
 import library
 from commands import BIN
 from layout_text import endpoints
+from support import CASES
 
 try:
     import torch
@@ -27,107 +28,21 @@ try:
 except ImportError as error:
     MISSING = f"{error}: run scripts/frameworks.sh and build/frameworks/env.sh"
 
-BASE = {
-    "hidden_size": 256,
-    "num_hidden_layers": 7,
-    "vocab_size": 1000,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 32,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 512,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "intermediate_size": 512,
-    "hidden_act": "silu",
-    "rope_theta": 10000,
+#: What the models of seven layers have beside what support.py states.
+MORE = {
+    "llama3-8b": {},
+    "qwen2.5-7b": {},
+    "qwen3-0.6b": {},
+    "qwen3-30b-a3b": {"mlp_only_layers": []},
+    "mixtral-8x7b": {},
+    "glm-4.5": {},
+    "deepseek-v3": {"first_k_dense_replace": 2, "num_key_value_heads": 8},
+    "gpt-oss-120b": {"layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"]},
+    "nemotron-h-8b": {"hybrid_override_pattern": "M-M*M-M"},
 }
-ROUTED = {"moe_intermediate_size": 128, "num_experts_per_tok": 2, "norm_topk_prob": True}
-SHARED = {
-    **ROUTED,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "routed_scaling_factor": 2.5,
-}
-#: config.json of cut-down models, by the library's name.
 CONFIGS = {
-    "llama3-8b": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
-    "qwen2.5-7b": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"},
-    "qwen3-0.6b": {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "tie_word_embeddings": True},
-    "qwen3-30b-a3b": {
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "model_type": "qwen3_moe",
-        **ROUTED,
-        "num_experts": 8,
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-    },
-    "mixtral-8x7b": {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-    },
-    "glm-4.5": {
-        "architectures": ["Glm4MoeForCausalLM"],
-        "model_type": "glm4_moe",
-        **SHARED,
-        "first_k_dense_replace": 1,
-        "attention_bias": True,
-        "use_qk_norm": True,
-        "partial_rotary_factor": 0.5,
-        "num_nextn_predict_layers": 1,
-    },
-    "deepseek-v3": {
-        "architectures": ["DeepseekV3ForCausalLM"],
-        "model_type": "deepseek_v3",
-        **SHARED,
-        "first_k_dense_replace": 2,
-        "q_lora_rank": 64,
-        "kv_lora_rank": 32,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 32,
-        "topk_method": "noaux_tc",
-        "scoring_func": "sigmoid",
-        "moe_layer_freq": 1,
-        "num_nextn_predict_layers": 1,
-        "num_key_value_heads": 8,
-    },
-    "gpt-oss-120b": {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
-        "intermediate_size": 128,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 2,
-        "sliding_window": 128,
-        "attention_bias": True,
-        "rope_theta": 150000,
-        "layer_types": ["sliding_attention", "full_attention"] * 3 + ["full_attention"],
-    },
-    "nemotron-h-8b": {
-        "architectures": ["NemotronHForCausalLM"],
-        "model_type": "nemotron_h",
-        "hybrid_override_pattern": "M-M*M-M",
-        "mamba_num_heads": 16,
-        "mamba_head_dim": 32,
-        "n_groups": 2,
-        "ssm_state_size": 32,
-        "conv_kernel": 4,
-        "chunk_size": 128,
-        "expand": 2,
-        "mlp_hidden_act": "relu2",
-        "mamba_hidden_act": "silu",
-        "use_conv_bias": True,
-        "use_bias": False,
-        "mamba_proj_bias": False,
-        "mlp_bias": False,
-        "attention_bias": False,
-    },
+    name: CASES["qwen3-tied" if name == "qwen3-0.6b" else name][1] | {"num_hidden_layers": 7} | more
+    for name, more in MORE.items()
 }
 #: Created on stages that do not use them (docs/library.md).
 UNUSED = (
@@ -173,9 +88,9 @@ def live(config, stage, stages):
 class Stages(unittest.TestCase):
     def test_names_and_shapes(self):
         count = 0
-        for model, more in CONFIGS.items():
+        for model, values in CONFIGS.items():
             with tempfile.TemporaryDirectory() as folder:
-                (Path(folder) / "config.json").write_text(json.dumps(BASE | more))
+                (Path(folder) / "config.json").write_text(json.dumps(values))
                 config = EngineArgs(
                     model=folder, skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16"
                 ).create_engine_config()

@@ -66,6 +66,11 @@ def mpirun(ranks: int, *command: object, **options: object) -> subprocess.Comple
     return run(f"timeout -k10 100 mpirun -n {ranks}", *words_of(*command), **{"env": MPIRUN} | options)
 
 
+def job_of(model: object, source: object, target: object, **more: object) -> dict[str, object]:
+    """A job; `more` has further keys."""
+    return {"version": 1, "model": model, "source": source, "target": target} | more
+
+
 def shared_folder(case: type[unittest.TestCase], **options: object) -> Path:
     """A temporary folder for all tests of a class, removed after them: for setUpClass. `options`: those of
     tempfile.TemporaryDirectory."""
@@ -88,8 +93,8 @@ class FolderTest(unittest.TestCase):
 
     def job(self, model: object, source: object = "{mesh: {}}", target: object = "{mesh: {}}", **more: object) -> None:
         """Writes job.yaml. Each argument is a text of YAML or another value; `more` has further keys."""
-        keys = {"version": 1, "model": model, "source": source, "target": target} | more
-        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in keys.items()}
+        keys = job_of(model, source, target, **more).items()
+        texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in keys}
         self.write("job.yaml", "".join(f"{key}: {text}\n" for key, text in texts.items()))
 
     def prints(self, expected: str, *command: object, **options: object) -> str:

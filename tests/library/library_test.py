@@ -11,7 +11,7 @@ import unittest
 
 import library
 import stages
-from commands import BIN, FolderTest, run
+from commands import BIN, FolderTest
 from layout_text import endpoints
 
 # The name of the tied embedding on the last pipeline stage, if that is not also the first. In vLLM, lm_head is an
@@ -182,8 +182,9 @@ class Library(FolderTest):
 
     def compiled(self, model, source, target):
         """The return code of the compiler and its errors, for a job on one rank."""
-        (self.folder / "job.yaml").write_text(
-            library.job(model, f"{{layout: {source}, mesh: {{}}}}", f"{{layout: {target}, mesh: {{}}, convert: rne}}")
+        self.write(
+            "job.yaml",
+            library.job(model, f"{{layout: {source}, mesh: {{}}}}", f"{{layout: {target}, mesh: {{}}, convert: rne}}"),
         )
         done = subprocess.run(
             [BIN / "reshard-compile", self.folder / "job.yaml", "--emit=layout"], capture_output=True, text=True
@@ -215,10 +216,10 @@ class Library(FolderTest):
         """Layouts that only a source can have, to the checkpoint in bf16."""
         for layout, models in (("hf-int4", ("kimi-k2", "kimi-k2.5")), ("hf-int4-multimodal", ("kimi-k2.5",))):
             for model in models:
-                (self.folder / "job.yaml").write_text(
-                    library.job(model, f"{{layout: {layout}, storage: in}}", "{layout: hf, storage: out}")
+                self.write(
+                    "job.yaml", library.job(model, f"{{layout: {layout}, storage: in}}", "{layout: hf, storage: out}")
                 )
-                run("reshard-compile", self.folder / "job.yaml", "--emit=layout")
+                self.call("reshard-compile job.yaml --emit=layout")
 
     def test_every_pair_compiles(self):
         """All ordered pairs of the layouts of a model compile, with the counts of docs/library-tables.md."""

@@ -3,14 +3,12 @@
 a file with the same values; one wrong element of one rank fails the run on all ranks, which can run again."""
 
 import json
-import subprocess
 import sys
 import unittest
 
 import numpy as np
-from safetensors.numpy import save_file
 
-from commands import BIN, FolderTest, run
+from commands import BIN, FolderTest
 from launch import ENVIRONMENT
 from launchers import environment
 
@@ -71,30 +69,28 @@ with reshard.Executor(plan, transport=transport, join_timeout=120, **options) as
 class Digests(FolderTest):
     def setUp(self):
         super().setUp()
-        (self.folder / "job.yaml").write_text(JOB)
-        (self.folder / "worker.py").write_text(WORKER)
-        run("reshard-compile", "job.yaml", "-o", "plan", cwd=self.folder)
+        self.write("job.yaml", JOB)
+        self.write("worker.py", WORKER)
+        self.call("reshard-compile job.yaml -o plan")
         # The rows of each rank: the first axis of a mesh is the fastest one.
         np.save(self.folder / "first.npy", np.arange(6) % 2 * 6)
         np.save(self.folder / "order.npy", np.arange(6))
-        (self.folder / "values").mkdir()
-        save_file(
-            {"w": np.arange(60, dtype=np.float32).reshape(12, 5), "bias": np.arange(7, dtype=np.float32)},
-            self.folder / "values/model.safetensors",
+        self.save_checkpoint(
+            "values", {"w": np.arange(60, dtype=np.float32).reshape(12, 5), "bias": np.arange(7, dtype=np.float32)}
         )
-        self.files = json.loads(run("reshard-digest", "values", "--format=json", cwd=self.folder).stdout)
+        self.files = json.loads(self.call("reshard-digest values --format=json").stdout)
 
     def check(self, transport):
-        done = subprocess.run(
-            ["mpirun", "-n", "6", sys.executable, "worker.py", "plan", transport],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
+        self.call(
+            "mpirun -n 6",
+            sys.executable,
+            "worker.py",
+            "plan",
+            transport,
             timeout=600,
             env=environment(self.folder) | ENVIRONMENT,
         )
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        answers = [json.loads((self.folder / f"answer.{rank}").read_text()) for rank in range(6)]
+        answers = [self.json(f"answer.{rank}") for rank in range(6)]
         for digests, said in answers:
             self.assertEqual(
                 digests,

@@ -16,7 +16,7 @@ import unittest
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from commands import BIN, FolderTest, run
+from commands import BIN, FolderTest
 from launch import Launch
 
 FIRST = 1
@@ -145,8 +145,8 @@ class Faults(FolderTest):
     def setUp(self):
         super().setUp()
         self.plan = self.folder / "plan"
-        (self.folder / "job.yaml").write_text(JOB)
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.plan)
+        self.write("job.yaml", JOB)
+        self.call("reshard-compile job.yaml -o", self.plan)
 
     def test_faults_of_one_rank(self):
         failed = completed = 0

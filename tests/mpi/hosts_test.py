@@ -2,13 +2,12 @@
 """Plans on several simulated hosts: messages between them, shared memory inside them. All kinds of schedules must be
 exact; a host whose link is down must be noticed in time. RESHARD_BIN: the folder of the commands."""
 
-import json
 import os
 import time
 import unittest
 
 import hosts
-from commands import BIN, FolderTest, run
+from commands import BIN, FolderTest
 from launch import Launch
 
 MISSING = hosts.Hosts.missing()
@@ -20,10 +19,8 @@ MODEL = """{dtype: bf16, index: {layer: 3}, tensors: {embed: [3000, 64], norm: {
 @unittest.skipIf(MISSING, f"several hosts cannot be simulated: {MISSING}")
 class SeveralHosts(FolderTest):
     def compile(self, source, target, options="{}"):
-        (self.folder / "job.yaml").write_text(
-            f"version: 1\nmodel: {MODEL}\nsource: {source}\ntarget: {target}\noptions: {options}\n"
-        )
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
+        self.write("job.yaml", f"version: 1\nmodel: {MODEL}\nsource: {source}\ntarget: {target}\noptions: {options}\n")
+        self.call("reshard-compile job.yaml -o plan")
 
     def start(self, made, ranks, *options):
         program = [BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", "--check", *options]
@@ -61,7 +58,7 @@ class SeveralHosts(FolderTest):
                 launch = self.start(made, ranks, "--repeat=3", "--timeout=60", f"--report={self.folder / 'report'}")
                 self.assertEqual(set(launch.wait(100).values()), {0}, launch.texts())
                 self.assertEqual(launch.texts().count(" bytes right"), ranks)
-                by = json.loads((self.folder / "report").read_text())["bytes_by"]
+                by = self.json("report")["bytes_by"]
                 self.assertTrue(by["shared_memory"] > 0 and by["messages"] > 0 and by["messages_inside_host"] == 0, by)
 
     def test_a_host_whose_link_is_down_is_noticed(self):

@@ -2,27 +2,13 @@
 """Plans over MPI, one process for each rank: all kinds of schedules are exact; processes that do not fit the plan are
 an error, and so is a missing backend. RESHARD_BIN: the folder of the commands."""
 
-import json
 import os
 import re
 import shutil
 import unittest
-from pathlib import Path
 
-from commands import BIN, FolderTest, run
+from commands import BIN, MPI_ENVIRONMENT, MPIRUN, FolderTest, mpirun, run
 from launch import Launch
-
-# Allows root and more processes than cores; shared memory only.
-ENVIRONMENT = os.environ | {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-    "OMPI_MCA_btl": "self,vader",
-    "TSAN_OPTIONS": f"suppressions={Path(__file__).with_name('tsan.supp')}",
-}
-MPIRUN = ENVIRONMENT | {
-    "ASAN_OPTIONS": "detect_leaks=0"
-}  # MPI does not free all its memory; tests/conformance checks for our leaks
 
 WEIGHTS = {
     "dtype": "bf16",
@@ -50,51 +36,31 @@ KINDS = [
 
 
 class Mpi(FolderTest):
-    def compile(self, text, *options, plan="plan"):
-        (self.folder / "job.yaml").write_text(text)
-        done = run(
-            "reshard-compile",
-            self.folder / "job.yaml",
-            "-o",
-            self.folder / plan,
-            f"--report={self.folder / 'report'}",
-            *options,
-            code=None,
-        )
+    def compiled(self, model, source, target, *flags, plan="plan", **more):
+        """The report of a job, None if it is refused."""
+        self.job(model, source, target, **more)
+        done = self.call("reshard-compile job.yaml -o", plan, "--report=report", *flags, code=None)
         if done.returncode != 0:
             return None
-        return json.loads((self.folder / "report").read_text())
+        return self.json("report")
 
     def run_plan(self, ranks, *options, plan="plan", program=None):
-        return run(
-            "timeout",
-            "-k10",
-            100,
-            "mpirun",
-            "-n",
-            ranks,
-            program or BIN / "reshard-exec",
-            self.folder / plan,
-            "--transport=mpi",
-            "--synthesize",
-            *options,
-            code=None,
-            env=MPIRUN,
-        )
+        program = (program or "reshard-exec", plan, "--transport=mpi", "--synthesize")
+        return mpirun(ranks, *program, *options, code=None, cwd=self.folder)
+
+    def check_bytes(self, done, wanted):
+        """A run has ended, and as many bytes as are wanted are right."""
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        counts = re.findall(r"^  rank \d+: (\d+) bytes right$", done.stdout, re.MULTILINE)
+        self.assertEqual(sum(map(int, counts)), wanted, done.stdout)
 
     def exact(self, report):
         """Runs the plan with shared memory, with private memory, of which only what the executor allocates for
         transforms is shared, and with messages only. Checks every byte and the bytes by method."""
         for options in (), ("--private-memory",), ("--no-local-shortcut",):
-            done = self.run_plan(
-                report["world"], "--check", "--repeat=2", "--timeout=60", f"--report={self.folder / 'run'}", *options
-            )
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-            checked = sum(
-                int(count) for count in re.findall(r"^  rank \d+: (\d+) bytes right$", done.stdout, re.MULTILINE)
-            )
-            self.assertEqual(checked, 2 * report["bytes"]["target"], done.stdout)  # with two seeds
-            by = json.loads((self.folder / "run").read_text())["bytes_by"]
+            done = self.run_plan(report["world"], "--check", "--repeat=2", "--timeout=60", "--report=run", *options)
+            self.check_bytes(done, 2 * report["bytes"]["target"])  # with two seeds
+            by = self.json("run")["bytes_by"]
             received = report["bytes"]["remote"]
             shared = {(): received, ("--private-memory",): received - by["messages_inside_host"]}.get(options, 0)
             self.assertEqual([by["shared_memory"], by["messages"]], [shared, received - shared])
@@ -106,9 +72,7 @@ class Mpi(FolderTest):
     def test_kinds_of_schedules(self):
         for source, target, options in KINDS:
             with self.subTest(source, target=target, options=options):
-                report = self.compile(
-                    json.dumps({"version": 1, "model": WEIGHTS, "source": source, "target": target, "options": options})
-                )
+                report = self.compiled(WEIGHTS, source, target, options=options)
                 self.assertGreater(report["messages"], 0)
                 self.exact(report)
 
@@ -140,52 +104,20 @@ class Mpi(FolderTest):
         )
         for options in {}, {"staging": "900KiB", "topology": {"ranks_per_node": 1}}:
             with self.subTest(options):
-                self.exact(
-                    self.compile(
-                        json.dumps(
-                            {"version": 1, "model": model, "source": source, "target": target, "options": options}
-                        ),
-                        "--compress",
-                    )
-                )
+                self.exact(self.compiled(model, source, target, "--compress", options=options))
 
     @unittest.skipUnless(os.geteuid() == 0 and shutil.which("setpriv"), "needs root, to drop privileges, and setpriv")
     def test_memory_that_cannot_be_mapped_is_reported(self):
         """Ranks 2 and 3 have fewer privileges than 0 and 1, so they cannot map the memory of these and
         receive messages instead."""
-        self.compile(
-            "{version: 1, model: {dtype: bf16, tensors: {a: {shape: [512, 256], shard: {0: tp}}}}, source: {mesh: "
-            "{tp: 2}}, target: {mesh: {tp: 4}}}"
-        )
-        command = [
-            BIN / "reshard-exec",
-            self.folder / "plan",
-            "--transport=mpi",
-            "--synthesize",
-            "--check",
-            "--timeout=60",
-        ]
+        model = "{dtype: bf16, tensors: {a: {shape: [512, 256], shard: {0: tp}}}}"
+        self.compiled(model, "{mesh: {tp: 2}}", "{mesh: {tp: 4}}")
+        command = [BIN / "reshard-exec", "plan", "--transport=mpi", "--synthesize", "--check", "--timeout=60"]
         less = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
-        done = run(
-            "timeout",
-            "-k10",
-            100,
-            "mpirun",
-            "-n",
-            2,
-            *command,
-            f"--report={self.folder / 'run'}",
-            ":",
-            "-n",
-            2,
-            *less,
-            *command,
-            env=MPIRUN,
-        )
-        quarter = (
-            512 * 256 * 2 // 4
-        )  # rank 0 copies its own quarter, rank 1 gets its quarter from rank 0, ranks 2 and 3 get theirs from rank 1
-        by = json.loads((self.folder / "run").read_text())["bytes_by"]
+        done = mpirun(2, *command, "--report=run", ":", "-n", 2, *less, *command, cwd=self.folder)
+        # Rank 0 copies its own quarter, rank 1 gets its quarter from rank 0, ranks 2 and 3 get theirs from rank 1.
+        quarter = 512 * 256 * 2 // 4
+        by = self.json("run")["bytes_by"]
         self.assertEqual(
             by,
             {"local": quarter, "shared_memory": quarter, "messages": 2 * quarter, "messages_inside_host": 2 * quarter},
@@ -198,19 +130,15 @@ class Mpi(FolderTest):
             self.assertEqual(printed in done.stdout, rank > 1, done.stdout)
 
     def test_processes_and_plans_that_do_not_fit(self):
-        report = self.compile(
-            f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n"
-        )
+        report = self.compiled(WEIGHTS, "{mesh: {tp: 2}}", "{mesh: {tp: 1}}")
         done = self.run_plan(3)
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("the channel has 3 processes, expected 2, one for each rank of the plan", done.stderr)
-        self.compile(
-            f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 2}}, ranks: [1, 0]}}\n",
-            plan="other",
+        self.compiled(WEIGHTS, "{mesh: {tp: 2}}", "{mesh: {tp: 2}, ranks: [1, 0]}", plan="other")
+        one, two = (
+            [BIN / "reshard-exec", self.folder / plan, "--transport=mpi", "--synthesize"] for plan in ("plan", "other")
         )
-        command = [BIN / "reshard-exec", "", "--transport=mpi", "--synthesize"]
-        one, two = ([*command[:1], self.folder / plan, *command[2:]] for plan in ("plan", "other"))
-        done = run("timeout", "-k10", 60, "mpirun", "-n", 1, *one, ":", "-n", 1, *two, code=None, env=MPIRUN)
+        done = mpirun(1, *one, ":", "-n", 1, *two, code=None)
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(
             done.stderr,
@@ -219,11 +147,10 @@ class Mpi(FolderTest):
         self.assertIn(report["digest"], done.stderr)
 
     def test_a_timeout_is_reported(self):
-        self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
+        self.compiled(WEIGHTS, "{mesh: {tp: 2}}", "{mesh: {tp: 1}}")
         program = [BIN / "reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", "--timeout=0.000001"]
-        launch = Launch(
-            self.folder / "launch", ["mpirun"], 2, program, MPIRUN
-        )  # mpirun may hang if a process ends in MPI_Init
+        # mpirun may hang if a process ends in MPI_Init.
+        launch = Launch(self.folder / "launch", ["mpirun"], 2, program, MPIRUN)
         self.addCleanup(launch.end)
         self.assertEqual(launch.wait(90), {0: 3, 1: 3}, launch.texts())
         self.assertEqual(launch.texts().count("timed out in MPI_Init"), 2, launch.texts())
@@ -232,21 +159,8 @@ class Mpi(FolderTest):
         """Several processes write the same folders as one process; after an error they leave nothing."""
 
         def over_mpi(ranks, *options):
-            return run(
-                "timeout",
-                "-k10",
-                100,
-                "mpirun",
-                "-n",
-                ranks,
-                BIN / "reshard-exec",
-                self.folder / "plan",
-                "--transport=mpi",
-                "--timeout=30",
-                *options,
-                code=None,
-                env=ENVIRONMENT,
-            )
+            program = "reshard-exec plan --transport=mpi --timeout=30"
+            return mpirun(ranks, program, *options, code=None, cwd=self.folder, env=MPI_ENVIRONMENT)
 
         for number, (source, target) in enumerate(
             (
@@ -257,19 +171,15 @@ class Mpi(FolderTest):
             )
         ):
             with self.subTest(source, target=target):
-                report = self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {source}\ntarget: {target}\n")
+                report = self.compiled(WEIGHTS, source, target)
                 names = [self.folder / f"{name}{number}" for name in ("source", "one", "many", "wrong")]
-                run("reshard-exec", self.folder / "plan", "--synthesize", f"--source={names[0]}")
-                run("reshard-exec", self.folder / "plan", f"--source={names[0]}", f"--target={names[1]}")
+                self.call(f"reshard-exec plan --synthesize --source={names[0]}")
+                self.call(f"reshard-exec plan --source={names[0]} --target={names[1]}")
                 done = over_mpi(
                     report["world"], f"--source={names[0]}", f"--target={names[2]}", "--check", "--check-replicas"
                 )
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-                checked = sum(
-                    int(count) for count in re.findall(r"^  rank \d+: (\d+) bytes right$", done.stdout, re.MULTILINE)
-                )
-                self.assertEqual(checked, report["bytes"]["target"], done.stdout)
-                run("diff", "-r", names[1], names[2])
+                self.check_bytes(done, report["bytes"]["target"])
+                run("diff -r", names[1], names[2])
                 done = over_mpi(report["world"], f"--source={names[0]}", f"--target={names[2]}")
                 self.assertNotEqual(done.returncode, 0)
                 self.assertIn("already exists", done.stderr)
@@ -283,14 +193,11 @@ class Mpi(FolderTest):
                 )
 
     def test_an_error_of_one_process_is_the_exit_code_of_all(self):
-        job = (
-            "version: 1\nmodel: {dtype: bf16, tensors: {a: {shape: [%d, 8], shard: {0: tp}}}}\n"
-            "source: {mesh: {tp: 4}}\ntarget: {mesh: {tp: %d}}\n"
-        )
+        model = "{dtype: bf16, tensors: {a: {shape: [%d, 8], shard: {0: tp}}}}"
         for name, rows, tp in ("other", 64, 2), ("wide", 64, 8), ("large", 128, 4), ("plan", 64, 4):
-            self.compile(job % (rows, tp), plan=name)
+            self.compiled(model % rows, "{mesh: {tp: 4}}", f"{{mesh: {{tp: {tp}}}}}", plan=name)
         for name, plan in ("source", "plan"), ("large_source", "large"):
-            run("reshard-exec", self.folder / plan, "--synthesize", f"--source={self.folder / name}")
+            self.call("reshard-exec", plan, "--synthesize", f"--source={name}")
         shutil.copytree(self.folder / "source", self.folder / "wrong")
         shutil.copy(self.folder / "large_source/rank-00003.safetensors", self.folder / "wrong")
         # The index of the argument that differs (plan, source, target, other options), its value, whether all ranks get
@@ -328,11 +235,10 @@ class Mpi(FolderTest):
                 printed = "".join(f"rank {rank}: {launch.read(f'out.{rank}')}" for rank in range(4))
                 self.assertEqual(ended, dict.fromkeys(range(4), code), printed)
                 self.assertRegex(printed, error)
-                self.assertEqual(
-                    printed.count("error: "), 4, printed
-                )  # each process prints the error, or the rank that does
+                # Each process prints the error, or the rank that does.
+                self.assertEqual(printed.count("error: "), 4, printed)
                 for _ in range((3 if index in (1, 2) else 1) if code == 2 else 0):
-                    run("timeout", "-k10", 100, "mpirun", "-n", 4, *program, code=code, env=MPIRUN)
+                    mpirun(4, *program, code=code)
                 left = {path.name for path in self.folder.iterdir() if not path.name.startswith("launch")}
                 self.assertEqual(
                     left - {"target"},
@@ -340,20 +246,19 @@ class Mpi(FolderTest):
                 )
 
     def test_files_of_the_target_need_a_folder(self):
-        self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{storage: files}}\n")
-        done = run("reshard-exec", self.folder / "plan", "--transport=mpi", "--synthesize", code=2)
-        self.assertIn(
+        self.compiled(WEIGHTS, "{mesh: {tp: 2}}", "{storage: files}")
+        self.fails(
             "the files of target belong to no single process, expected --source=DIR and --target=DIR instead of "
             "--synthesize",
-            done.stderr,
+            "reshard-exec plan --transport=mpi --synthesize",
         )
 
     def test_without_the_backend(self):
-        self.compile(f"version: 1\nmodel: {WEIGHTS}\nsource: {{mesh: {{tp: 2}}}}\ntarget: {{mesh: {{tp: 1}}}}\n")
+        self.compiled(WEIGHTS, "{mesh: {tp: 2}}", "{mesh: {tp: 1}}")
         alone = self.folder / "reshard-exec"
         shutil.copy(BIN / "reshard-exec", alone)
-        done = run(alone, self.folder / "plan", "--transport=mpi", "--synthesize", code=3)
-        self.assertIn("backend 'mpi' cannot be loaded: libreshard_mpi.so", done.stderr)
+        text = "backend 'mpi' cannot be loaded: libreshard_mpi.so"
+        self.fails(text, alone, "plan", "--transport=mpi", "--synthesize", code=3)
 
 
 if __name__ == "__main__":

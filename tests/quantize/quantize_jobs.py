@@ -9,6 +9,7 @@ import json
 import random
 
 import generate
+from commands import job_of
 
 FLOATS = ["fp32", "bf16", "fp16"]
 LAYOUTS = {
@@ -248,12 +249,11 @@ def own(rng: random.Random) -> tuple[dict, Weights]:
         layouts[f"serve{number}"] = weights.layout(rng, axes.get("tp", 1), rng.random() < 0.5, rng.random() < 0.8)
         first = rng.choice([0, size(source), rng.randrange(size(source))])
         targets.append({"layout": f"serve{number}", "mesh": axes, "ranks": list(range(first, first + size(axes)))})
-    node = {
-        "version": 1,
-        "model": {"index": weights.index, "tensors": weights.tensors, "layouts": layouts},
-        "source": {"layout": "train", "mesh": source},
-        "target": targets if len(targets) > 1 else targets[0],
-    }
+    node = job_of(
+        {"index": weights.index, "tensors": weights.tensors, "layouts": layouts},
+        {"layout": "train", "mesh": source},
+        targets if len(targets) > 1 else targets[0],
+    )
     if rng.random() < 0.12:
         layouts["train"] = {"params": "same"}
         node["source"] = {"storage": "checkpoint", "layout": "train"}
@@ -342,17 +342,16 @@ def gaps(rng: random.Random) -> dict:
         }
     params["n"] = {"holds": "n"}
     tensors = {"w.{e}": {"shape": [rows, columns]}, "h.{e}": {"tied": "w.{e}"}, "n": {"shape": [4]}}
-    node = {
-        "version": 1,
-        "model": {
+    node = job_of(
+        {
             "dtype": rng.choice(FLOATS),
             "index": {"e": experts},
             "tensors": tensors,
             "layouts": {"s": source, "t": target},
         },
-        "source": {"layout": "s", "mesh": mesh},
-        "target": {"layout": "t", "mesh": mesh, "quantize": quantize_node(rng, rng.choice(VARIANTS))},
-    }
+        {"layout": "s", "mesh": mesh},
+        {"layout": "t", "mesh": mesh, "quantize": quantize_node(rng, rng.choice(VARIANTS))},
+    )
     if "dp" in mesh and not any("at" in param for param in params.values()) and rng.random() < 0.4:
         node["source"]["authority"] = {"dp": "first"}
     return node

@@ -23,6 +23,7 @@ import mpi_test
 import quantize_jobs as jobs
 import quantize_reference as reference
 import safetensors_io
+from commands import job_of, mpirun
 from fake_backend import PROGRAM
 from oracle import ITEM
 from quantize_work import BIN, Refused, Values, Work, Wrong, least, run
@@ -160,21 +161,9 @@ class Quantize(unittest.TestCase):
     def tearDown(self):
         for folder in sorted(self.folder.glob("mpi/*")):
             for options in ((), ("--no-local-shortcut",)):
-                done = run(
-                    "timeout",
-                    "-k10",
-                    "100",
-                    "mpirun",
-                    "-n",
-                    folder.name,
-                    BIN / "conformance",
-                    folder,
-                    "--transport=mpi",
-                    "--timeout=60",
-                    *options,
-                    env=mpi_test.MPIRUN,
+                done = mpirun(
+                    int(folder.name), BIN / "conformance", folder, "--transport=mpi", "--timeout=60", *options
                 )
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertRegex(
                     done.stdout, rf"(?m)^{len(list(folder.iterdir()))} plans, [1-9]\d* bytes right, 0 wrong$"
                 )
@@ -189,12 +178,11 @@ class Quantize(unittest.TestCase):
     def test_a_rank_whose_shards_are_empty(self):
         """A rank with empty shards contributes 0 to the amax."""
         for quantize in ({"format": "nvfp4"}, {"format": "nvfp4", "by": "sender"}, {"format": "mxfp8", "by": "sender"}):
-            node = {
-                "version": 1,
-                "model": model(w={"shape": [32, 128], "shard": {"0": {"axis": "tp", "unit": 32, "scheme": "chunk"}}}),
-                "source": {"mesh": {"tp": 2}},
-                "target": {"mesh": {"tp": 2}, "quantize": quantize},
-            }
+            node = job_of(
+                model(w={"shape": [32, 128], "shard": {"0": {"axis": "tp", "unit": 32, "scheme": "chunk"}}}),
+                {"mesh": {"tp": 2}},
+                {"mesh": {"tp": 2}, "quantize": quantize},
+            )
             self.compiled(node)
             for program in ([BIN / "reshard-exec"], [PROGRAM, "--device=cuda"]):
                 done = run(*program, self.work.path("job.rplan"), "--synthesize", "--check")
@@ -202,12 +190,11 @@ class Quantize(unittest.TestCase):
 
     def test_elements_that_the_source_does_not_hold(self):
         """Tensor scales depend only on elements that the source holds: the run, --verify, --check and NumPy agree."""
-        node = {
-            "version": 1,
-            "model": model(w={"shape": [8, 16], "shard": {"0": {"axis": "tp", "map": [[0], [1]], "unit": 2}}}),
-            "source": {"mesh": {"tp": 2}},
-            "target": {"mesh": {"tp": 2}, "quantize": "nvfp4"},
-        }
+        node = job_of(
+            model(w={"shape": [8, 16], "shard": {"0": {"axis": "tp", "map": [[0], [1]], "unit": 2}}}),
+            {"mesh": {"tp": 2}},
+            {"mesh": {"tp": 2}, "quantize": "nvfp4"},
+        )
         self.assertEqual(self.work.compile("job", node, "--allow=gap").returncode, 0)
         for seed in range(41):
             self.work.execute("job", "--synthesize", "--check", f"--seed={seed}")
@@ -267,12 +254,11 @@ class Quantize(unittest.TestCase):
                 }
                 tensors = model(embed=[64, 96], **{"l.{layer}.w": [96, 96]})
                 tensors["tensors"]["head"] = {"tied": "embed"}
-                node = {
-                    "version": 1,
-                    "model": tensors | {"index": {"layer": 2}, "layouts": layouts},
-                    "source": {"layout": "train", "mesh": {"tp": 2, "pp": stages}},
-                    "target": {"layout": "serve", "mesh": {"tp": 2}, "ranks": "4..5", "quantize": "nvfp4"},
-                }
+                node = job_of(
+                    tensors | {"index": {"layer": 2}, "layouts": layouts},
+                    {"layout": "train", "mesh": {"tp": 2, "pp": stages}},
+                    {"layout": "serve", "mesh": {"tp": 2}, "ranks": "4..5", "quantize": "nvfp4"},
+                )
                 with self.subTest(cut=cut, stages=stages), tempfile.TemporaryDirectory(dir=SHARED) as name:
                     self.work = Work(Path(name), 7)
                     world = self.compiled(node)["world"]
@@ -301,13 +287,12 @@ class Quantize(unittest.TestCase):
             (halves, {"s.{e}": param(pack, stack="l", shard={"1": "tp"})}),
         ):
             layouts = {"s": {"params": first | other}, "t": {"params": {"w.{l}.{e}": {"holds": w}}}}
-            node = {
-                "version": 1,
-                "model": model(**{w: [16, 32], "x.{l}.{e}": [16, 32], "t.{e}.{l}": {"tied": w}})
+            node = job_of(
+                model(**{w: [16, 32], "x.{l}.{e}": [16, 32], "t.{e}.{l}": {"tied": w}})
                 | {"index": {"l": 2, "e": 3}, "layouts": layouts},
-                "source": {"layout": "s", "mesh": {"tp": 2}},
-                "target": {"layout": "t", "mesh": {}},
-            }
+                {"layout": "s", "mesh": {"tp": 2}},
+                {"layout": "t", "mesh": {}},
+            )
             with self.subTest(first=list(first), other=other):
                 self.compiled(node)
                 self.work.prove("job")
@@ -320,12 +305,11 @@ class Quantize(unittest.TestCase):
             "t": {"params": {"w": {"holds": "w"}}},
         }
         self.compiled(
-            {
-                "version": 1,
-                "model": model(w=[32, 64], e={"tied": "w"}) | {"layouts": layouts},
-                "source": {"layout": "s", "storage": "in"},
-                "target": {"layout": "t", "storage": "out"},
-            }
+            job_of(
+                model(w=[32, 64], e={"tied": "w"}) | {"layouts": layouts},
+                {"layout": "s", "storage": "in"},
+                {"layout": "t", "storage": "out"},
+            )
         )
         self.work.path("in").mkdir()
         safetensors_io.write(
@@ -356,12 +340,9 @@ class Quantize(unittest.TestCase):
 
         def execute(code, changed=None, without=(), **forms):
             """The output of the run, with a byte of a param changed. forms: what `quantize` of each param states."""
-            node = {
-                "version": 1,
-                "model": model(w=[32, 64], e={"tied": "w"}),
-                "source": {"layout": "s", "storage": "in"},
-                "target": {"layout": "t", "storage": "out"},
-            }
+            node = job_of(
+                model(w=[32, 64], e={"tied": "w"}), {"layout": "s", "storage": "in"}, {"layout": "t", "storage": "out"}
+            )
             node["model"]["layouts"] = {
                 "s": {"params": {name: {"holds": name, "quantize": forms.get(name, "mxfp8")} for name in "we"}},
                 "t": {"params": {"w": {"holds": "w"} | ({"quantize": forms["t"]} if "t" in forms else {})}},
@@ -418,16 +399,15 @@ class Quantize(unittest.TestCase):
             for form in ("safetensors", "dcp", "megatron", "torch-save", "dcp-safetensors"):
                 with self.subTest(form=form, missing=missing):
                     folder = self.work.path(f"{form}-{len(missing)}")
-                    copied = {
-                        "version": 1,
-                        "model": {
+                    copied = job_of(
+                        {
                             "tensors": {
                                 name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in stored.items()
                             }
                         },
-                        "source": {"storage": "in"},
-                        "target": {"storage": {"folder": "out", "format": form}},
-                    }
+                        {"storage": "in"},
+                        {"storage": {"folder": "out", "format": form}},
+                    )
                     self.work.path("in").mkdir(exist_ok=True)
                     for name, (dtype, shape) in tensors.items():
                         if name not in expected:
@@ -441,18 +421,17 @@ class Quantize(unittest.TestCase):
                     self.compiled(copied)
                     self.work.execute("job", f"--target={folder}")
                     self.compiled(
-                        {
-                            "version": 1,
-                            "model": model(**{"l.{layer}.w": [8, 64]}) | {"index": {"layer": 2}, "layouts": layouts},
-                            "source": {
+                        job_of(
+                            model(**{"l.{layer}.w": [8, 64]}) | {"index": {"layer": 2}, "layouts": layouts},
+                            {
                                 "layout": "s",
                                 "storage": {
                                     "folder": str(folder / "model.pt" if form == "torch-save" else folder),
                                     "format": form,
                                 },
                             },
-                            "target": {"layout": "t", "storage": "values"},
-                        },
+                            {"layout": "t", "storage": "values"},
+                        ),
                         "values",
                     )
                     # common.pt of megatron
@@ -477,16 +456,11 @@ class Quantize(unittest.TestCase):
                     "params": {"w": {"holds": "w.{e}", "stack": {"index": "e", "dim": target}, "shard": shard(target)}},
                 },
             }
-            node = {
-                "version": 1,
-                "model": model(**{"w.{e}": [8, 32]}) | {"index": {"e": 16}, "layouts": layouts},
-                "source": {"layout": "train", "mesh": {"tp": 2, "ep": 2}},
-                "target": {
-                    "layout": "serve",
-                    "mesh": {"tp": 2} | ({"ep": 2} if target == 1 else {}),
-                    "quantize": "nvfp4",
-                },
-            }
+            node = job_of(
+                model(**{"w.{e}": [8, 32]}) | {"index": {"e": 16}, "layouts": layouts},
+                {"layout": "train", "mesh": {"tp": 2, "ep": 2}},
+                {"layout": "serve", "mesh": {"tp": 2} | ({"ep": 2} if target == 1 else {}), "quantize": "nvfp4"},
+            )
             with self.subTest(source=source, target=target), tempfile.TemporaryDirectory(dir=SHARED) as name:
                 self.work = Work(Path(name), 3)
                 self.compiled(node)
@@ -515,13 +489,12 @@ class Quantize(unittest.TestCase):
                 variants if FULL else [variants[number % len(variants)] for number in (2 * kind, 2 * kind + 1)]
             ):
                 with self.subTest(source=source, target=target, options=options, variant=variant):
-                    node = {
-                        "version": 1,
-                        "model": mpi_test.WEIGHTS,
-                        "source": source,
-                        "target": target | {"quantize": jobs.quantize_dict(variant)},
-                        "options": dict(options),
-                    }
+                    node = job_of(
+                        mpi_test.WEIGHTS,
+                        source,
+                        target | {"quantize": jobs.quantize_dict(variant)},
+                        options=dict(options),
+                    )
                     self.work.compile_quantized("job", node)
                     self.mpi("job", self.compiled(node)["world"])
 
@@ -532,13 +505,12 @@ class Quantize(unittest.TestCase):
         for form in jobs.FORMATS if FULL else jobs.FORMATS[:2]:
             with self.subTest(form=form):
                 layouts = {"s": {"params": params | {"w": {"holds": "w", "quantize": form}}}, "t": {"params": "same"}}
-                node = {
-                    "version": 1,
-                    "model": {"dtype": "bf16", "tensors": tensors, "layouts": layouts},
-                    "source": {"layout": "s", "mesh": {}},
-                    "target": {"layout": "t", "mesh": {}, "ranks": [1]},
-                    "options": {"staging": "4KiB"},
-                }
+                node = job_of(
+                    {"dtype": "bf16", "tensors": tensors, "layouts": layouts},
+                    {"layout": "s", "mesh": {}},
+                    {"layout": "t", "mesh": {}, "ranks": [1]},
+                    options={"staging": "4KiB"},
+                )
                 self.mpi("job", self.compiled(node)["world"])
 
     def test_random_jobs_over_mpi(self):
@@ -715,12 +687,11 @@ class Quantize(unittest.TestCase):
         """The error for a staging limit that is too low names the least limit. That limit works, and one byte less does
         not."""
         for form in jobs.FORMATS:
-            node = {
-                "version": 1,
-                "model": model(w={"shape": [512, 768], "shard": {"1": "tp"}}),
-                "source": {"mesh": {"tp": 6}},
-                "target": {"mesh": {"tp": 2}, "ranks": "6..7", "quantize": {"format": form, "by": "receiver"}},
-            }
+            node = job_of(
+                model(w={"shape": [512, 768], "shard": {"1": "tp"}}),
+                {"mesh": {"tp": 6}},
+                {"mesh": {"tp": 2}, "ranks": "6..7", "quantize": {"format": form, "by": "receiver"}},
+            )
             for limit in (64, 4096, 1 << 16):
                 with self.subTest(format=form, limit=limit):
                     node["options"] = {"staging": limit}
@@ -745,12 +716,11 @@ class Quantize(unittest.TestCase):
         """Quantizing on the sender halves the bytes sent; if the sender cannot quantize, a warning names the param."""
 
         def job(source, target, **quantize):
-            return {
-                "version": 1,
-                "model": model(**{"layer.w": {"shape": [512, 768], "shard": {"0": "rows", "1": "columns"}}}),
-                "source": {"mesh": source},
-                "target": {"mesh": target, "ranks": "8..9", "quantize": quantize},
-            }
+            return job_of(
+                model(**{"layer.w": {"shape": [512, 768], "shard": {"0": "rows", "1": "columns"}}}),
+                {"mesh": source},
+                {"mesh": target, "ranks": "8..9", "quantize": quantize},
+            )
 
         scales = {"mxfp8": 512 * 768 // 32, "block_fp8": 4 * 6 * 4, "block_fp8_ue8m0": 4 * 6}
         for form in scales:
@@ -785,21 +755,20 @@ class Quantize(unittest.TestCase):
             for dtype in reference.WIDE
             for what in ("finite", "strange")
         }
-        node = {
-            "version": 1,
-            "model": {
+        node = job_of(
+            {
                 "tensors": tensors | {"bf16.zero": {"shape": [130, 64], "dtype": "bf16"}},
                 "layouts": {
                     "rows": {"params": "same", "shard": {"*.zero": {}, "*": {"0": "tp"}}},
                     "columns": {"params": "same", "shard": {"*.zero": {}, "*": {"1": "tp"}}},
                 },
             },
-            "source": {"layout": "rows", "mesh": {"tp": 4}},
-            "target": [
+            {"layout": "rows", "mesh": {"tp": 4}},
+            [
                 {"layout": "columns", "mesh": {"tp": 2}, "quantize": jobs.quantize_dict(variant)}
                 for variant in jobs.VARIANTS
             ],
-        }
+        )
         work, random = self.work, np.random.default_rng(5)
         work.compile_quantized("quantized", node)
         job = work.oracle("quantized")
@@ -821,15 +790,12 @@ class Quantize(unittest.TestCase):
         axes = {"tp": 2, "dp": 2}
         tensors = model(w={"shape": [128, 128], "shard": {"0": "tp"}})
         for form in jobs.FORMATS:
-            first = {"version": 1, "model": tensors, "source": {"mesh": {}}, "target": {"mesh": axes, "quantize": form}}
+            first = job_of(tensors, {"mesh": {}}, {"mesh": axes, "quantize": form})
             self.compiled(first)
             folder = self.work.path(form)
             self.work.execute("job", "--synthesize", f"--source={folder}-source")
             self.work.execute("job", f"--source={folder}-source", f"--target={folder}", "--check")
-            self.compiled(
-                {"version": 1, "model": tensors, "source": {"mesh": axes, "quantize": form}, "target": {"mesh": {}}},
-                "after",
-            )
+            self.compiled(job_of(tensors, {"mesh": axes, "quantize": form}, {"mesh": {}}), "after")
             done = run(
                 BIN / "reshard-exec",
                 self.work.path("after.rplan"),

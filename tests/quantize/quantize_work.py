@@ -23,6 +23,7 @@ import quantize_jobs as jobs
 import quantize_reference as reference
 import run as property_run
 import safetensors_io
+from commands import job_of
 from formats_reference import DTYPES
 from oracle import ITEM, Endpoint, Job
 
@@ -537,13 +538,12 @@ class Work:
             start = rng.randrange(4)
             targets.append({"layout": layout, "mesh": axes, "ranks": list(range(start, start + jobs.size(axes)))})
         targets[2]["quantize"] = jobs.quantize_node(rng, (other, rng.choice(["", "sender"]), ""))
-        after = {
-            "version": 1,
-            "model": node["model"] | {"layouts": layouts},
-            "source": first | {"layout": "held"},
-            "target": targets,
-            "options": rng.choice([{}, {"staging": 32768}]),
-        }
+        after = job_of(
+            node["model"] | {"layouts": layouts},
+            first | {"layout": "held"},
+            targets,
+            options=rng.choice([{}, {"staging": 32768}]),
+        )
         # The endpoint's `ignore` does not apply to a param with its own `quantize`: params that do not match the format
         # become plain.
         self.path("after.yaml").write_text(json.dumps(after))

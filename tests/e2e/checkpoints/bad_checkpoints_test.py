@@ -85,6 +85,10 @@ class BadCheckpoints(ConvertTest):
         data[data.rindex(A[6].tobytes()) if name.startswith("__1") else data.rindex(b"little")] ^= 1
         path.write_bytes(data)
 
+    def compile(self) -> None:
+        self.job(MODEL, "{layout: same, storage: source}", "{layout: same, storage: out}")
+        self.call("reshard-compile job.yaml -o p.rplan")
+
     def contents(self) -> dict[str, bytes]:
         return {
             str(path.relative_to(self.folder)): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()
@@ -98,19 +102,15 @@ class BadCheckpoints(ConvertTest):
         shutil.rmtree(self.folder)
         self.folder.mkdir()
         make()
-        (self.folder / "job.yaml").write_text(
-            f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\n"
-            f"target: {{layout: same, storage: out}}\n"
-        )
-        run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
+        self.compile()
         damage()
         before = self.contents()
         commands = {
-            "exec": lambda: run("reshard-exec", "p.rplan", "--allow=extra", cwd=self.folder, code=2),
-            "convert": lambda: self.convert("source", "out", "--to=safetensors", "--allow=extra", code=2),
-            "digest": lambda: run("reshard-digest", "source", cwd=self.folder, code=2),
-            "inspect": lambda: run("reshard-inspect", "source", cwd=self.folder, code=2),
-            "compile": lambda: run("reshard-compile", "job.yaml", "-o", "q.rplan", cwd=self.folder, code=2),
+            "exec": lambda: self.call("reshard-exec p.rplan --allow=extra", code=2),
+            "convert": lambda: self.convert("source out --to=safetensors --allow=extra", code=2),
+            "digest": lambda: self.call("reshard-digest source", code=2),
+            "inspect": lambda: self.call("reshard-inspect source", code=2),
+            "compile": lambda: self.call("reshard-compile job.yaml -o q.rplan", code=2),
         }
         for name in sorted(commands.keys() - set(blind)):
             with self.subTest(error=error, command=name):
@@ -128,28 +128,23 @@ class BadCheckpoints(ConvertTest):
             chunk(checkpoint, 1).update(offsets=size(3, 0))
             checkpoint.places[1][0].state.update(offset=size(3, 0))
 
+        entry = lambda checkpoint, number: checkpoint.places[number][1].state
         for error, change in (
             (
-                "'source/.metadata': tensor 'a': the chunks [0..3, 0..4] in '__0_0.distcp' and [3..5, 0..4] in "
+                ".metadata': tensor 'a': the chunks [0..3, 0..4] in '__0_0.distcp' and [3..5, 0..4] in "
                 "'__1_0.distcp' overlap",
                 overlapping,
             ),
+            (".metadata': tensor 'a': its chunks have 20 of 35 elements", lambda c: c.items["a"].state["chunks"].pop()),
+            ("__1_0.distcp': truncated: 'a' has bytes 9", lambda c: entry(c, 1).update(offset=9)),
             (
-                "'source/.metadata': tensor 'a': its chunks have 20 of 35 elements",
-                lambda c: c.items["a"].state["chunks"].pop(),
+                ".metadata': 'a' is stored with stream transforms (transform_descriptors)",
+                lambda c: entry(c, 0).update(transform_descriptors=["zstd/1"]),
             ),
-            ("'source/__1_0.distcp': truncated: 'a' has bytes 9", lambda c: c.places[1][1].state.update(offset=9)),
-            (
-                "'source/.metadata': 'a' is stored with stream transforms (transform_descriptors)",
-                lambda c: c.places[0][1].state.update(transform_descriptors=["zstd/1"]),
-            ),
-            ("'source/.metadata': unknown version '2.0.0', expected '1.0.0'", lambda c: setattr(c, "version", "2.0.0")),
-            (
-                "'source/.metadata': unknown version, which is not a text, expected '1.0.0'",
-                lambda c: setattr(c, "version", 1),
-            ),
+            (".metadata': unknown version '2.0.0', expected '1.0.0'", lambda c: setattr(c, "version", "2.0.0")),
+            (".metadata': unknown version, which is not a text, expected '1.0.0'", lambda c: setattr(c, "version", 1)),
         ):
-            self.refused(self.dcp, lambda change=change: self.dcp(change), error)
+            self.refused(self.dcp, lambda change=change: self.dcp(change), f"'source/{error}")
         self.refused(self.dcp, lambda: self.cut("__1_0.distcp"), "'source/__1_0.distcp': truncated: 'a' has bytes 0 to")
         self.refused(self.dcp, lambda: (self.source / "__1_0.distcp").unlink(), "source/__1_0.distcp': No such file")
         self.refused(self.dcp, lambda: self.cut(".metadata"), "'source/.metadata': ")
@@ -180,16 +175,13 @@ class BadCheckpoints(ConvertTest):
                 {"common_backend_version": None},
             ),
         ):
-            self.refused(
-                self.megatron, lambda format=format: self.megatron(**format), f"'source/metadata.json': {error}"
-            )
-        path = self.source / "metadata.json"
-        self.refused(
-            self.megatron, lambda: path.write_text("{}"), "'source/metadata.json': 'sharded_backend' is missing"
-        )
-        self.refused(
-            self.megatron, lambda: self.cut("metadata.json"), "'source/metadata.json': damaged: not a JSON object"
-        )
+            change = lambda format=format: self.megatron(**format)
+            self.refused(self.megatron, change, f"'source/metadata.json': {error}")
+        for error, damage in (
+            ("'sharded_backend' is missing", lambda: (self.source / "metadata.json").write_text("{}")),
+            ("damaged: not a JSON object", lambda: self.cut("metadata.json")),
+        ):
+            self.refused(self.megatron, damage, f"'source/metadata.json': {error}")
 
     def test_hashes_that_do_not_match(self):
         for file in ("__1_0.distcp", "common.pt"):
@@ -209,40 +201,24 @@ class BadCheckpoints(ConvertTest):
             other.unlink()
 
         for error, damage in (
-            ("'source/integrity.json' names the file 'other.txt', which is missing", missing),
+            (" names the file 'other.txt', which is missing", missing),
+            (" names the file 'metadata.json', which is missing", lambda: (self.source / "metadata.json").unlink()),
+            (" has no hash of '__1_0.distcp', a file of the checkpoint", lambda: self.manifest("__1_0.distcp")),
+            (": the algorithm is 'md5', expected 'sha256'", lambda: self.manifest(algorithm="md5")),
+            (": 'files' is missing", lambda: (self.source / "integrity.json").write_text("{}")),
+            (": file 'x': expected 64 lower-case hexadecimal digits", lambda: self.manifest(files={"x": "12"})),
             (
-                "'source/integrity.json' names the file 'metadata.json', which is missing",
-                lambda: (self.source / "metadata.json").unlink(),
-            ),
-            (
-                "'source/integrity.json' has no hash of '__1_0.distcp', a file of the checkpoint",
-                lambda: self.manifest("__1_0.distcp"),
-            ),
-            (
-                "'source/integrity.json': the algorithm is 'md5', expected 'sha256'",
-                lambda: self.manifest(algorithm="md5"),
-            ),
-            ("'source/integrity.json': 'files' is missing", lambda: (self.source / "integrity.json").write_text("{}")),
-            (
-                "'source/integrity.json': file 'x': expected 64 lower-case hexadecimal digits",
-                lambda: self.manifest(files={"x": "12"}),
-            ),
-            (
-                "'source/integrity.json': invalid file name '../x', expected a file in the same folder",
+                ": invalid file name '../x', expected a file in the same folder",
                 lambda: self.manifest(files={"../x": "0" * 64}),
             ),
-            ("'source/integrity.json': damaged: not a JSON object", lambda: self.cut("integrity.json")),
+            (": damaged: not a JSON object", lambda: self.cut("integrity.json")),
         ):
-            self.refused(self.megatron, damage, error)
+            self.refused(self.megatron, damage, f"'source/integrity.json'{error}")
 
     def test_hashes_that_match(self):
         self.megatron()
-        (self.folder / "job.yaml").write_text(
-            f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\n"
-            f"target: {{layout: same, storage: out}}\n"
-        )
-        run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
-        text = run("reshard-exec", "p.rplan", "--allow=extra", "--check", cwd=self.folder).stdout
+        self.compile()
+        text = self.call("reshard-exec p.rplan --allow=extra --check").stdout
         self.assertRegex(text, r"verified +5 file\(s\) have the hashes in integrity.json")
         self.check("out", {"a": A, "b": B})
 
@@ -336,7 +312,7 @@ class BadCheckpoints(ConvertTest):
             try:
                 for _ in range(40):
                     for command in ("reshard-inspect", "reshard-digest"):
-                        found = run(command, "source", cwd=self.folder, code=None)
+                        found = self.call(command, "source", code=None)
                         if found.returncode == 3:  # while the data were read, not the header
                             self.assertIn("the file was truncated during the run", found.stderr)
                         else:
@@ -371,34 +347,27 @@ class BadCheckpoints(ConvertTest):
             checkpoint.object("o\x1b]0;t\x07\r", b"1")
 
         self.dcp(change)
-        (self.folder / "model.yaml").write_text(
-            "dtype: fp32\ntensors: {a: [7, 5], b: {shape: [3, 4], dtype: i64}}\nlayouts: {all: {params: same}}\n"
+        self.write(
+            "model.yaml",
+            "dtype: fp32\ntensors: {a: [7, 5], b: {shape: [3, 4], dtype: i64}}\nlayouts: {all: {params: same}}\n",
         )
-        (self.folder / "job.yaml").write_text(
-            "version: 1\nmodel: model.yaml\nsource: {layout: all, storage: source}\n"
-            "target: {layout: all, storage: out}\n"
-        )
-        run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
+        self.job("model.yaml", "{layout: all, storage: source}", "{layout: all, storage: out}")
+        self.call("reshard-compile job.yaml -o p.rplan")
         known = ("--model=model.yaml", "--source-layout=all", "--target-layout=all", "--to=safetensors")
+        in_text = ("w\\x1b[31m", "b\\x07\\n2")
         for command, shown in (
+            (lambda: self.call("reshard-inspect source"), (*in_text, "c\\xc2\\x9b1m\\x7f", "o\\x1b]0;t\\x07\\r")),
+            (lambda: self.call("reshard-digest source"), (*in_text, "c\\xc2\\x9b1m\\x7f")),
             (
-                lambda: run("reshard-inspect", "source", cwd=self.folder),
-                ("w\\x1b[31m", "b\\x07\\n2", "c\\xc2\\x9b1m\\x7f", "o\\x1b]0;t\\x07\\r"),
-            ),
-            (
-                lambda: run("reshard-digest", "source", cwd=self.folder),
-                ("w\\x1b[31m", "b\\x07\\n2", "c\\xc2\\x9b1m\\x7f"),
-            ),
-            (
-                lambda: run("reshard-compile", "--describe=source", cwd=self.folder),
+                lambda: self.call("reshard-compile --describe=source"),
                 ('"w\\x1b[31m"', '"b\\x07\\x0a2"', '"c\\x9b1m\\x7f"'),
             ),
-            (lambda: run("reshard-exec", "p.rplan", cwd=self.folder, code=2), ("b\\x07\\n2",)),
+            (lambda: self.call("reshard-exec p.rplan", code=2), ("b\\x07\\n2",)),
             (
-                lambda: self.convert("source", "out", "--to=safetensors", code=2),
+                lambda: self.convert("source out --to=safetensors", code=2),
                 ("control character in the name of a tensor",),
             ),
-            (lambda: self.convert("source", "out", *known, code=2), ("w\\x1b[31m", "b\\x07\\n2", "c\\x9b1m\\x7f")),
+            (lambda: self.convert("source out", *known, code=2), (*in_text, "c\\x9b1m\\x7f")),
         ):
             done = command()
             text = done.stdout + done.stderr
@@ -409,17 +378,13 @@ class BadCheckpoints(ConvertTest):
 
     def test_a_target_that_exists(self):
         self.megatron()
-        (self.folder / "job.yaml").write_text(
-            f"version: 1\nmodel: {MODEL}\nsource: {{layout: same, storage: source}}\n"
-            f"target: {{layout: same, storage: out}}\n"
-        )
-        run("reshard-compile", "job.yaml", "-o", "p.rplan", cwd=self.folder)
+        self.compile()
         self.flip("__1_0.distcp")
         (self.folder / "out").mkdir()
         (self.folder / "out/model.safetensors").write_bytes(b"of an earlier run")
         before = self.contents()
-        run("reshard-exec", "p.rplan", "--allow=extra", cwd=self.folder, code=2)
-        self.convert("source", "out", "--to=safetensors", "--allow=extra", code=2)
+        self.call("reshard-exec p.rplan --allow=extra", code=2)
+        self.convert("source out --to=safetensors --allow=extra", code=2)
         self.assertEqual(self.contents(), before)
 
 

@@ -44,15 +44,19 @@ def values() -> dict[str, np.ndarray]:
     }
 
 
+HF = "source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n"
+
+
 class Checkpoints(FolderTest):
-    def run_job(self, endpoints: str, source: Path, target: Path, expect: int = 0, more: tuple[str, ...] = ()) -> str:
-        (self.folder / "job.yaml").write_text(MODEL + endpoints)
-        plan = self.folder / "p.rplan"
-        run("reshard-compile", self.folder / "job.yaml", "-o", plan)
-        run("reshard-inspect", plan, "--verify")
-        return run(
-            "reshard-exec", plan, f"--source={source}", f"--target={target}", "--check", *more, code=expect
-        ).stderr
+    def run_job(self, endpoints: str, source: str, target: str, *more: str, expect: int = 0) -> str:
+        self.write("job.yaml", MODEL + endpoints)
+        self.call("reshard-compile job.yaml -o p.rplan")
+        self.call("reshard-inspect p.rplan --verify")
+        run = f"reshard-exec p.rplan --source={source} --target={target} --check"
+        return self.call(run, *more, code=expect).stderr
+
+    def refuses(self, error: str, endpoints: str, source: str, target: str, *more: str) -> None:
+        self.assertIn(error, self.run_job(endpoints, source, target, *more, expect=2))
 
     def equal(self, path: Path, expected: dict[str, np.ndarray]) -> None:
         found = load_file(path)
@@ -81,9 +85,9 @@ class Checkpoints(FolderTest):
     def test_round_trip(self) -> None:
         self.sharded(self.folder / "hf")
         tensors = values()
-        self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n", self.folder / "hf", self.folder / "one")
+        self.run_job(HF, "hf", "one")
         self.equal(self.folder / "one/rank-00000.safetensors", tensors)
-        self.run_job("source: {mesh: {tp: 1}}\ntarget: {storage: out}\n", self.folder / "one", self.folder / "again")
+        self.run_job("source: {mesh: {tp: 1}}\ntarget: {storage: out}\n", "one", "again")
         self.assertEqual([path.name for path in (self.folder / "again").iterdir()], ["model.safetensors"])
         self.equal(self.folder / "again/model.safetensors", tensors)
 
@@ -91,7 +95,7 @@ class Checkpoints(FolderTest):
         self.sharded(self.folder / "hf")
         tensors = values()
         target = self.folder / "ranks"
-        self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 2}, ranks: 3..4}\n", self.folder / "hf", target)
+        self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 2}, ranks: 3..4}\n", "hf", "ranks")
         names = ["rank-00003.safetensors", "rank-00004.safetensors"]
         self.assertEqual(sorted(path.name for path in target.iterdir()), names)
         for t in range(2):
@@ -100,41 +104,31 @@ class Checkpoints(FolderTest):
 
     def test_other_names(self) -> None:
         """--rename gives the tensors of a checkpoint the names of the job; it applies to nothing else."""
-        (self.folder / "named").mkdir()
-        save_file(
-            {f"module.{name}": value for name, value in values().items()}, self.folder / "named/model.safetensors"
-        )
-        endpoints = "source: {storage: named}\ntarget: {mesh: {tp: 1}}\n"
-        error = self.run_job(endpoints, self.folder / "named", self.folder / "one", expect=2)
-        self.assertIn("has no tensor 'flags'", error)
-        self.run_job(endpoints, self.folder / "named", self.folder / "one", more=("--rename=module.=",))
+        self.save_checkpoint("named", {f"module.{name}": value for name, value in values().items()})
+        endpoints = HF.replace("hf", "named")
+        self.refuses("has no tensor 'flags'", endpoints, "named", "one")
+        self.run_job(endpoints, "named", "one", "--rename=module.=")
         self.equal(self.folder / "one/rank-00000.safetensors", values())
-        for endpoints, names, error in (
-            ("source: {storage: named}\ntarget: {mesh: {tp: 1}}\n", "--rename=modul=", "has no tensor 'flags'"),
+        ranks = "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n"
+        for job, source, option, error in (
+            (endpoints, "named", "--rename=modul=", "has no tensor 'flags'"),
+            (endpoints, "named", "--rename=x=", "--rename=x=: 'x' begins no name of the tensors of checkpoint '"),
             (
-                "source: {storage: named}\ntarget: {mesh: {tp: 1}}\n",
-                "--rename=x=",
-                "--rename=x=: 'x' begins no name of the tensors of checkpoint '",
-            ),
-            (
-                "source: {mesh: {tp: 1}}\ntarget: {mesh: {tp: 1}}\n",
+                ranks,
+                "one",
                 "--rename=a=b",
                 "--rename applies to the tensors of a checkpoint, but the source has a file",
             ),
         ):
-            source = self.folder / ("named" if "storage" in endpoints else "one")
-            self.assertIn(error, self.run_job(endpoints, source, self.folder / "none", expect=2, more=(names,)))
+            self.refuses(error, job, source, "none", option)
             self.assertFalse((self.folder / "none").exists())
-        error = run(
-            "reshard-compile", self.folder / "job.yaml", "-o", self.folder / "q.rplan", "--rename=a=b", code=2
-        ).stderr
-        self.assertIn(
-            "--rename applies to the tensors of a checkpoint, expected a source with 'storage' and no 'mesh'", error
+        self.fails(
+            "--rename applies to the tensors of a checkpoint, expected a source with 'storage' and no 'mesh'",
+            "reshard-compile job.yaml -o q.rplan --rename=a=b",
         )
         self.assertFalse((self.folder / "q.rplan").exists())
-        self.assertIn(
-            "--rename applies to files, expected no --synthesize",
-            run("reshard-exec", self.folder / "p.rplan", "--synthesize", "--rename=a=b", code=2).stderr,
+        self.fails(
+            "--rename applies to files, expected no --synthesize", "reshard-exec p.rplan --synthesize --rename=a=b"
         )
 
     def test_tensors_that_the_plan_does_not_use(self) -> None:
@@ -142,33 +136,21 @@ class Checkpoints(FolderTest):
         --allow=extra."""
         self.sharded(self.folder / "hf")
         endpoints = "source: {storage: hf, ignore: [table, scale]}\ntarget: {mesh: {tp: 1}, ignore: [table, scale]}\n"
-        error = self.run_job(endpoints, self.folder / "hf", self.folder / "one", expect=2)
-        self.assertIn(
-            "has tensor 'scale', which the plan does not use (and 1 more); --allow=extra ignores such tensors", error
-        )
-        report = self.folder / "r.json"
-        self.run_job(endpoints, self.folder / "hf", self.folder / "one", more=("--allow=extra", f"--report={report}"))
+        unused = "has tensor 'scale', which the plan does not use (and 1 more); --allow=extra ignores such tensors"
+        self.refuses(unused, endpoints, "hf", "one")
+        self.run_job(endpoints, "hf", "one", "--allow=extra", "--report=r.json")
         self.equal(
             self.folder / "one/rank-00000.safetensors",
             {name: value for name, value in values().items() if name not in ("table", "scale")},
         )
-        self.assertEqual(json.loads(report.read_text())["omitted"], ["scale", "table"])
+        self.assertEqual(self.json("r.json")["omitted"], ["scale", "table"])
         # A missing tensor is still an error. --allow=extra applies to rank files too.
         rank = self.folder / "one/rank-00000.safetensors"
         save_file(load_file(rank) | {"rotary.inv_freq": np.ones(4, np.float32)}, rank)
         job = "source: {mesh: {tp: 1}, ignore: [table, scale]}\ntarget: {storage: out, ignore: [table, scale]}\n"
-        self.assertIn("'rotary.inv_freq'", self.run_job(job, self.folder / "one", self.folder / "again", expect=2))
-        self.run_job(job, self.folder / "one", self.folder / "again", more=("--allow=extra",))
-        self.assertIn(
-            "has no tensor 'scale'",
-            self.run_job(
-                job.replace("[table, scale]", "table"),
-                self.folder / "one",
-                self.folder / "third",
-                expect=2,
-                more=("--allow=extra",),
-            ),
-        )
+        self.refuses("'rotary.inv_freq'", job, "one", "again")
+        self.run_job(job, "one", "again", "--allow=extra")
+        self.refuses("has no tensor 'scale'", job.replace("[table, scale]", "table"), "one", "third", "--allow=extra")
 
     def test_folders_of_the_job(self) -> None:
         """`storage`, relative to the plan's folder, is the default for --source and --target, whatever the current
@@ -179,8 +161,8 @@ class Checkpoints(FolderTest):
         (self.folder / "elsewhere").mkdir()
 
         def compiled(source: str, target: str, folder: Path = plans) -> Path:
-            (self.folder / "job.yaml").write_text(f"{MODEL}source: {source}\ntarget: {target}\n")
-            run("reshard-compile", self.folder / "job.yaml", "-o", folder / "p", "--allow=axis")
+            self.write("job.yaml", f"{MODEL}source: {source}\ntarget: {target}\n")
+            self.call("reshard-compile job.yaml -o", folder / "p", "--allow=axis")
             return folder / "p"
 
         def execute(plan: Path, *flags: str, expect: int = 0) -> str:
@@ -233,25 +215,19 @@ class Checkpoints(FolderTest):
         }
         for name, text in beside.items():
             (self.folder / "blob").mkdir(exist_ok=True)
-            (self.folder / "blob" / name).write_text(text)
+            self.write(f"blob/{name}", text)
             (self.folder / "hf" / name).symlink_to(self.folder / "blob" / name)  # as in a cache of the hub
         for name in (".gitattributes", "pytorch_model.bin", "training.pt"):
-            (self.folder / "hf" / name).write_text("x")
+            self.write(f"hf/{name}", "x")
         (self.folder / "hf/figures").mkdir()
-        endpoints, hf, report = (
-            "source: {storage: hf}\ntarget: [{storage: out}, {mesh: {tp: 2}}]\n",
-            self.folder / "hf",
-            self.folder / "r.json",
-        )
-        self.run_job(
-            endpoints, hf, self.folder / "new", more=(f"--copy={hf}", "--max-shard-size=50", f"--report={report}")
-        )
+        endpoints, hf = "source: {storage: hf}\ntarget: [{storage: out}, {mesh: {tp: 2}}]\n", self.folder / "hf"
+        self.run_job(endpoints, "hf", "new", f"--copy={hf}", "--max-shard-size=50", "--report=r.json")
         out = self.folder / "new/target.0"
         self.assertEqual(
             {path.name: path.read_text() for path in out.iterdir() if "safetensors" not in path.name}, beside
         )
         self.assertFalse(any(path.is_symlink() for path in out.iterdir()))
-        self.assertEqual(json.loads(report.read_text())["copied"], sorted(beside))
+        self.assertEqual(self.json("r.json")["copied"], sorted(beside))
         index = json.loads((out / "model.safetensors.index.json").read_text())
         self.assertEqual(index["metadata"]["total_size"], sum(value.nbytes for value in values().values()))
         for file in set(index["weight_map"].values()):
@@ -261,15 +237,11 @@ class Checkpoints(FolderTest):
             {"rank-00000.safetensors", "rank-00001.safetensors"},
         )
 
-        one = "source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n"
-        self.assertIn(
-            "--copy adds files to a written checkpoint, expected a target",
-            self.run_job(one, hf, self.folder / "again", expect=2, more=(f"--copy={hf}",)),
-        )
-        self.assertIn(
-            "--max-shard-size applies to files of a written checkpoint, expected",
-            self.run_job(one, hf, self.folder / "again", expect=2, more=("--max-shard-size=1GiB",)),
-        )
+        for option, message in (
+            (f"--copy={hf}", "--copy adds files to a written checkpoint, expected a target"),
+            ("--max-shard-size=1GiB", "--max-shard-size applies to files of a written checkpoint, expected"),
+        ):
+            self.refuses(message, HF, "hf", "again", option)
         for spoil, message in (
             (lambda at: (at / "config.json").unlink(), "has no 'config.json'"),
             (lambda at: (at / "vocab.json").symlink_to("nowhere"), "vocab.json' is a broken link"),
@@ -281,7 +253,7 @@ class Checkpoints(FolderTest):
             at = self.folder / "copy"
             shutil.copytree(self.folder / "blob", at)
             spoil(at)
-            self.assertIn(message, self.run_job(endpoints, hf, self.folder / "again", expect=2, more=(f"--copy={at}",)))
+            self.refuses(message, endpoints, "hf", "again", f"--copy={at}")
             shutil.rmtree(at, ignore_errors=True)
             self.assertEqual([path for path in self.folder.iterdir() if path.name.startswith("again")], [])
 
@@ -297,8 +269,7 @@ class Checkpoints(FolderTest):
         source = {f"l.{layer}.w": np.arange(8, dtype=np.float32).reshape(4, 2) for layer in range(2)}
         source |= {f"l.{layer}.b": np.arange(4, dtype=np.float16) for layer in range(2)}
         source |= {"l.9.b": np.arange(4, dtype=np.float32), "n": np.arange(3, dtype=np.float16)}
-        (self.folder / "hf").mkdir()
-        save_file(source, self.folder / "hf/model.safetensors")
+        self.save_checkpoint("hf", source)
         (self.folder / "ranks").mkdir()
         save_file(
             {name: value[:2] if name.endswith("w") else value for name, value in source.items()},
@@ -312,11 +283,12 @@ class Checkpoints(FolderTest):
             "{layout: hf, storage: hf, dtype: stored}",
             "{layout: wide, storage: ranks, mesh: {tp: 2}, dtype: stored}",
         ):
-            (self.folder / "job.yaml").write_text(
-                f"{job}source: {endpoint}\ntarget: {{layout: hf, storage: out, convert: rne, dtype: fp32}}\n"
+            self.write(
+                "job.yaml",
+                f"{job}source: {endpoint}\ntarget: {{layout: hf, storage: out, convert: rne, dtype: fp32}}\n",
             )
             plan, out = self.folder / "p.rplan", self.folder / "out"
-            run("reshard-compile", self.folder / "job.yaml", "-o", plan)
+            self.call("reshard-compile job.yaml -o", plan)
             run("reshard-exec", plan, "--check")
             found = load_file(out / "model.safetensors")
             self.assertEqual(sorted(found), sorted(source))
@@ -326,27 +298,19 @@ class Checkpoints(FolderTest):
             out.rmdir()
 
         def refused(*sets: str) -> str:
-            done = run(
-                "reshard-compile",
-                self.folder / "job.yaml",
-                "-o",
-                self.folder / "none",
-                *(f"--set={each}" for each in sets),
-                code=2,
-            )
+            done = self.call("reshard-compile job.yaml -o none", *(f"--set={each}" for each in sets), code=2)
             self.assertFalse((self.folder / "none").exists())
             return done.stderr
 
         self.assertIn(
-            "error: 'dtype: stored': '" + str(self.folder / "no") + "' contains no safetensors file with tensors",
-            refused("source.storage=no"),
+            "error: 'dtype: stored': 'no' contains no safetensors file with tensors", refused("source.storage=no")
         )
         self.assertIn(
             "'dtype: stored' reads dtypes from file headers and needs a source with 'storage', found it in the target",
             refused("target.dtype=stored"),
         )
         source["l.1.b"] = source["l.1.b"].astype(np.float32)
-        save_file(source, self.folder / "hf/model.safetensors")
+        self.save_checkpoint("hf", source)
         self.assertIn(
             "error: param 'l.{layer}.b' is stored as fp16 ('l.0.b') and as fp32 ('l.1.b'), expected one dtype",
             refused("source={layout: hf, storage: hf, dtype: stored}"),
@@ -355,10 +319,10 @@ class Checkpoints(FolderTest):
     def test_described_from_anywhere(self) -> None:
         """The described model finds the checkpoint's config.json from any folder, whatever the names of the folders."""
         self.sharded(self.folder / 'h "f"')
-        (self.folder / 'h "f"/config.json').write_text('{"rows": 7}')
+        self.write('h "f"/config.json', '{"rows": 7}')
         elsewhere = self.folder / "elsewhere"
         elsewhere.mkdir()
-        described = run("reshard-compile", '--describe=h "f"', cwd=self.folder).stdout
+        described = self.call("reshard-compile", '--describe=h "f"').stdout
         (elsewhere / "printed.yaml").write_text(described)
         run("reshard-compile", '--describe=../h "f"', "-o", "written.yaml", cwd=elsewhere)
         for name in ("printed", "written"):
@@ -374,46 +338,40 @@ class Checkpoints(FolderTest):
         """An output that would overwrite a file in a `storage` folder of the job is refused."""
         self.sharded(self.folder / "hf")
         (self.folder / "link").symlink_to(self.folder / "hf/config.json")
-        (self.folder / "hf/config.json").write_text("{}")
-        (self.folder / "job.yaml").write_text(f"{MODEL}source: {{storage: hf}}\ntarget: {{mesh: {{}}}}\n")
+        self.write("hf/config.json", "{}")
+        self.write("job.yaml", f"{MODEL}source: {{storage: hf}}\ntarget: {{mesh: {{}}}}\n")
         before = {path: path.read_bytes() for path in (self.folder / "hf").iterdir()}
         first = next(path for path in sorted(before) if path.suffix == ".safetensors")
         for flags in (["-o", first], ["-o", "link"], ["-o", "p", "--report", first]):
-            done = run("reshard-compile", "job.yaml", "--allow=axis", *flags, code=2, cwd=self.folder)
-            self.assertIn("would overwrite a file of the source's storage 'hf', expected another file", done.stderr)
+            self.fails(
+                "would overwrite a file of the source's storage 'hf', expected another file",
+                "reshard-compile job.yaml --allow=axis",
+                *flags,
+            )
             self.assertEqual({path: path.read_bytes() for path in (self.folder / "hf").iterdir()}, before)
         self.assertFalse((self.folder / "p").exists())
-        run("reshard-compile", "job.yaml", "--allow=axis", "-o", "hf/new.rplan", cwd=self.folder)
+        self.call("reshard-compile job.yaml --allow=axis -o hf/new.rplan")
 
     def test_description_does_not_overwrite_the_checkpoint(self) -> None:
         """--describe with -o that names a file of the checkpoint is refused."""
         self.sharded(self.folder / "hf")
-        (self.folder / "hf/config.json").write_text("{}")
+        self.write("hf/config.json", "{}")
         before = {path: path.read_bytes() for path in (self.folder / "hf").iterdir()}
         for path in before:
-            done = run("reshard-compile", f"--describe={self.folder / 'hf'}", "-o", path, code=2)
-            self.assertIn(f"option '-o': '{path}' would overwrite the input", done.stderr)
+            self.fails(f"option '-o': '{path}' would overwrite the input", "reshard-compile --describe=hf -o", path)
         self.assertEqual({path: path.read_bytes() for path in (self.folder / "hf").iterdir()}, before)
 
     def test_what_is_not_read_is_said(self) -> None:
         """A file that the index does not list gets a note; the names of a model cannot have braces."""
         self.sharded(self.folder / "hf")
         save_file({"w{0}": np.ones(2, np.float32)}, self.folder / "hf/more.safetensors")
-        note = (
-            "note: '"
-            + str(self.folder / "hf")
-            + "': not read, because 'model.safetensors.index.json' does not list them: 'more.safetensors'\n"
-        )
-        self.assertEqual(
-            self.run_job("source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n", self.folder / "hf", self.folder / "one"),
-            note,
-        )
-        self.assertEqual(run("reshard-inspect", self.folder / "hf").stderr, note)
-        described = run("reshard-compile", f"--describe={self.folder / 'hf/more.safetensors'}").stdout
-        self.assertIn(
+        note = "note: 'hf': not read, because 'model.safetensors.index.json' does not list them: 'more.safetensors'\n"
+        self.assertEqual(self.run_job(HF, "hf", "one"), note)
+        self.assertEqual(self.call("reshard-inspect hf").stderr, note)
+        self.prints(
             "# left out, because braces in the names of a model are index variables, which --rename=OLD=NEW "
             'removes: "w{0}"\n',
-            described,
+            "reshard-compile --describe=hf/more.safetensors",
         )
 
     def test_a_wrong_index_moves_nothing(self) -> None:
@@ -432,9 +390,7 @@ class Checkpoints(FolderTest):
             ({"extra": "model-00003-of-00002.safetensors"}, "No such file"),
         ):
             index.write_text(json.dumps({"weight_map": {**good["weight_map"], **change}}))
-            endpoints = "source: {storage: hf}\ntarget: {mesh: {tp: 1}}\n"
-            error = self.run_job(endpoints, self.folder / "hf", self.folder / "one", expect=2)
-            self.assertIn(message, error)
+            self.refuses(message, HF, "hf", "one")
             self.assertEqual({path.name for path in self.folder.iterdir()}, {"hf", "job.yaml", "p.rplan"})
 
 

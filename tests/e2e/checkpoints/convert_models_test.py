@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 from safetensors.numpy import load_file, save_file
 
-from commands import ROOT, run
+from commands import ROOT, job_of, run
 from conversions import ConvertTest
 from module import importable
 from torch_formats import Dcp
@@ -138,7 +138,7 @@ class Models(ConvertTest):
         (self.folder / folder).mkdir()
         self.write(f"{folder}/config.json", json.dumps(config))
         of = {"extend": str(ROOT / f"examples/models/{model}.yaml"), "config": "config.json"} | more
-        job = {"version": 1, "model": of, "source": source, "target": target}
+        job = job_of(of, source, target)
         self.write(f"{folder}/job.yaml", json.dumps(job))
         self.call("reshard-compile", f"{folder}/job.yaml", "-o", f"{folder}/p.rplan")
         self.call("reshard-exec", f"{folder}/p.rplan", "--synthesize", f"--source={folder}/made")

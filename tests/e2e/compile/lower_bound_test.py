@@ -103,7 +103,7 @@ class LowerBounds(FolderTest):
             node["options"] = {"topology": {"ranks_per_node": per_node}} if per_node else {}
             job, report = self.folder / "job.yaml", self.folder / "report.json"
             job.write_text(json.dumps(node))
-            compiled = run("reshard-compile", job, "-o", self.folder / "plan", f"--report={report}", code=None)
+            compiled = self.call("reshard-compile", job, "-o", "plan", f"--report={report}", code=None)
             if compiled.returncode == 2:
                 continue  # an invalid job
             local, any_replica = lower_bounds.busiest_sender(run("reshard-compile", job, "--emit=layout").stdout)
@@ -123,7 +123,7 @@ class LowerBounds(FolderTest):
         without = report["balance"]["egress_bound_without_relays"] / 50e9  # seconds of the busiest NIC in the optimum
         self.assertGreaterEqual(without / simulated["seconds"], 2.2)
         self.assertGreater(report["bytes"]["relayed"], report["bytes"]["target"] / 2)
-        self.assertIn("right: all", run("reshard-inspect", self.folder / "plan.rplan", "--verify").stdout)
+        self.prints("right: all", "reshard-inspect plan.rplan --verify")
 
     def test_few_replicas_in_a_large_node(self):
         """The experts of one DeepSeek-V3 layer, on 16 ranks of a node of 64: the other 48 ranks relay three quarters of
@@ -170,14 +170,12 @@ class LowerBounds(FolderTest):
         )
         for staging in ([], ["--set=options.staging=24MiB"]):
             with self.subTest(staging):
-                run("reshard-compile", job, *staging, "--verify-each", "-o", self.folder / "plan")
+                self.call("reshard-compile", job, *staging, "--verify-each", "-o", "plan")
                 self.assertEqual(
                     int.from_bytes((self.folder / "plan").read_bytes()[16:24], "little") & 16, 16, "kFeatureRelays"
                 )
-                self.assertIn("right: all", run("reshard-inspect", self.folder / "plan", "--verify").stdout)
-                self.assertIn(
-                    "bytes right", run("reshard-exec", self.folder / "plan", "--synthesize", "--check").stdout
-                )
+                self.prints("right: all", "reshard-inspect plan --verify")
+                self.prints("bytes right", "reshard-exec plan --synthesize --check")
 
     def test_one_nic_for_eight_ranks(self):
         for job, limit in (("clusters/qwen3-30b-a3b-16-to-30", 1.15), ("clusters/llama3-70b-48-to-128", 1.02)):
@@ -199,11 +197,9 @@ class LowerBounds(FolderTest):
                 self.assertGreaterEqual(
                     max(line.count("->") for line in text.splitlines() if line.startswith("route")), 4
                 )
-                run("reshard-compile", job, "-o", self.folder / "plan")
-                run("reshard-inspect", self.folder / "plan", "--verify")
-                self.assertIn(
-                    "bytes right", run("reshard-exec", self.folder / "plan", "--synthesize", "--check").stdout
-                )
+                self.call("reshard-compile", job, "-o", "plan")
+                self.call("reshard-inspect plan --verify")
+                self.prints("bytes right", "reshard-exec plan --synthesize --check")
 
     def check_staging(self, job, unlimited):
         """With a limit, the arenas are within it, and the time is within 1.10 of that without one. Other suites prove

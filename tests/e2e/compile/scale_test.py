@@ -2,11 +2,10 @@
 """The largest jobs, without times: transfers, bytes of the plan, peak memory. Hostile sizes are refused quickly, and
 long models are read. tests/bench/scale.cpp measures times. RESHARD_BIN: the folder of the commands."""
 
-import json
 import os
 import unittest
 
-from commands import BIN, ROOT, FolderTest, limited, run
+from commands import BIN, ROOT, FolderTest, limited
 
 FULL = "RESHARD_FULL" in os.environ
 SMALL = "RESHARD_SMALL" in os.environ  # sanitizers use more memory
@@ -21,15 +20,27 @@ JOBS = {
 
 class Scale(FolderTest):
     def compile(self, job, *options):
-        return run(
-            "reshard-compile",
-            job,
-            "-o",
-            self.folder / "plan",
-            f"--report={self.folder / 'report'}",
-            *options,
-            code=None,
+        """The report."""
+        self.call("reshard-compile", job, "-o", "plan", "--report=report", *options)
+        return self.json("report")
+
+    def verify(self):
+        proof = self.call("reshard-inspect plan --verify")
+        self.assertIn("right: all", proof.stdout, proof.stderr)
+
+    def below(self, report, mebibytes):
+        """The compiler's peak; sanitizers use more memory."""
+        if not SMALL:
+            self.assertLessEqual(report["peak_rss_bytes"], mebibytes << 20)
+
+    def refit(self, fsdp, dp, *options):
+        """The report of a job from FSDP2 to engines of four ranks."""
+        self.job(
+            str(ROOT / "examples/models/qwen3-32b.yaml"),
+            {"layout": "fsdp2", "mesh": {"fsdp": fsdp}},
+            {"layout": "vllm", "mesh": {"tp": 4, "dp": dp}, "ranks": f"{fsdp}..{fsdp + 4 * dp - 1}"},
         )
+        return self.compile("job.yaml", *options)
 
     def test_jobs(self):
         for job, (transfers, memory, size) in JOBS.items():
@@ -37,97 +48,49 @@ class Scale(FolderTest):
                 continue
             for nodes in ((), (f"--set=options.topology={ROOT / 'examples/topologies/h100x8.yaml'}",)):
                 with self.subTest(job, nodes=bool(nodes)):
-                    done = self.compile(ROOT / "examples" / f"{job}.yaml", *nodes, "--no-verify")
-                    self.assertEqual(done.returncode, 0, done.stderr)
-                    report = json.loads((self.folder / "report").read_text())
+                    report = self.compile(ROOT / "examples" / f"{job}.yaml", *nodes, "--no-verify")
                     self.assertEqual(report["transfers"], transfers)
                     self.assertLessEqual(report["plan_bytes"], size << 20)
-                    if not SMALL:
-                        self.assertLessEqual(report["peak_rss_bytes"], memory << 20)
+                    self.below(report, memory)
                     if FULL and not SMALL:
-                        proof = run("reshard-inspect", self.folder / "plan", "--verify")
-                        self.assertIn("right: all", proof.stdout, proof.stderr)
+                        self.verify()
 
     def test_every_rank_sends_to_every_other(self):
         """The memory of many small messages, and their plan. The limits are a fifth and a tenth above the need: copies
         of the descriptors of flows, or transfers that are kept after they are descriptors, would exceed the first, and
         a list of operands for each send the second."""
-        job = self.folder / "job.yaml"
-        job.write_text(
-            json.dumps(
-                {
-                    "version": 1,
-                    "model": str(ROOT / "examples/models/qwen3-32b.yaml"),
-                    "source": {"layout": "fsdp2", "mesh": {"fsdp": 256}},
-                    "target": {"layout": "vllm", "mesh": {"tp": 4, "dp": 64}, "ranks": "256..511"},
-                }
-            )
-        )
-        done = self.compile(job, "--no-verify")  # the proof needs memory of its own
-        self.assertEqual(done.returncode, 0, done.stderr)
-        report = json.loads((self.folder / "report").read_text())
+        report = self.refit(256, 64, "--no-verify")  # the proof needs memory of its own
         self.assertEqual(report["transfers"], 26_313_088)
         self.assertLessEqual(report["plan_bytes"], 20 << 20)
-        if not SMALL:
-            self.assertLessEqual(report["peak_rss_bytes"], 112 << 20)
+        self.below(report, 112)
 
     def test_copies_cost_no_memory(self):
         """A million messages: the plan has a quarter of a gigabyte, and the compiler never holds it whole. The limit is
         a fifth above the need."""
         fsdp, dp = (256, 64) if SMALL else (1024, 256)
-        job = self.folder / "job.yaml"
-        job.write_text(
-            json.dumps(
-                {
-                    "version": 1,
-                    "model": str(ROOT / "examples/models/qwen3-32b.yaml"),
-                    "source": {"layout": "fsdp2", "mesh": {"fsdp": fsdp}},
-                    "target": {"layout": "vllm", "mesh": {"tp": 4, "dp": dp}, "ranks": f"{fsdp}..{fsdp + 4 * dp - 1}"},
-                }
-            )
-        )
-        done = self.compile(job, "--fold-copies=always", "--jobs=1", "--no-verify")
-        self.assertEqual(done.returncode, 0, done.stderr)
-        report = json.loads((self.folder / "report").read_text())
+        report = self.refit(fsdp, dp, "--fold-copies=always", "--jobs=1", "--no-verify")
         self.assertEqual(report["copies"], {"source": 1, "target": dp})
         self.assertLessEqual(report["messages"], 1.01 * fsdp * 4 * dp)
-        if not SMALL:
-            self.assertLessEqual(report["peak_rss_bytes"], 76 << 20)
+        self.below(report, 76)
         if FULL or SMALL:
-            proof = run("reshard-inspect", self.folder / "plan", "--verify")
-            self.assertIn("right: all", proof.stdout, proof.stderr)
+            self.verify()
 
     def test_a_long_model(self):
         lines = [
             f"    model.layers.{i // 20}.block.{i % 20}.weight: {{shape: [128, 64], shard: {{0: tp}}}}"
             for i in range(20_000)
         ]
-        job = self.folder / "job.yaml"
-        job.write_text(
-            "version: 1\nmodel:\n  dtype: bf16\n  tensors:\n"
-            + "\n".join(lines)
-            + "\nsource: {mesh: {tp: 4}}\ntarget: {mesh: {tp: 8}}\n"
-        )
-        done = self.compile(job)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        report = json.loads((self.folder / "report").read_text())
+        model = "\n  dtype: bf16\n  tensors:\n" + "\n".join(lines)
+        self.job(model, "{mesh: {tp: 4}}", "{mesh: {tp: 8}}")
+        report = self.compile("job.yaml")
         self.assertEqual((report["tensors"], report["transfers"]), (20_000, 160_000))
 
-    def cpu(self, job, code=0, seconds=20):
+    def cpu(self, model, source="{mesh: {}}", target="{mesh: {}}", code=0, seconds=20):
         """Compiles a job within a limit of CPU seconds and returns its stderr. The limits are generous: an algorithm
         that is quadratic in the job's size takes minutes."""
-        path = self.folder / "job.yaml"
-        path.write_text(json.dumps({"version": 1, "source": {"mesh": {}}, "target": {"mesh": {}}, **job}))
-        return limited(
-            seconds,
-            "reshard-compile",
-            path,
-            "-o",
-            self.folder / "plan",
-            "--jobs=1",
-            f"--report={self.folder / 'report'}",
-            code=code,
-        ).stderr
+        self.job(model, source, target)
+        command = "reshard-compile job.yaml -o plan --jobs=1 --report=report"
+        return limited(seconds, command, code=code, cwd=self.folder).stderr
 
     def test_time_is_proportional_to_the_job(self):
         n = 1 << (15 if SMALL else 17)
@@ -138,49 +101,27 @@ class Scale(FolderTest):
         ):
             with self.subTest(name):
                 model = {"dtype": "bf16", "tensors": {"w": {"shape": [2 * n, 4], "shard": {"0": rule}}}}
-                self.cpu({"model": model, "source": {"mesh": {"tp": n}}, "target": {"mesh": {"tp": n}}})
-                report = json.loads((self.folder / "report").read_text())
+                self.cpu(model, {"mesh": {"tp": n}}, {"mesh": {"tp": n}})
+                report = self.json("report")
                 self.assertEqual(report["transfers"], n)
-                if not SMALL:
-                    self.assertLessEqual(report["peak_rss_bytes"], 1 << 30)
+                self.below(report, 1024)
         for source, target in ((1, n // 2), (n // 2, 1)):
             with self.subTest("one rank and many", source=source):
-                self.cpu(
-                    {
-                        "model": {"dtype": "bf16", "tensors": {"w": {"shape": [n, 4], "shard": {"0": "tp"}}}},
-                        "source": {"mesh": {"tp": source}},
-                        "target": {"mesh": {"tp": target}},
-                    }
-                )
+                model = {"dtype": "bf16", "tensors": {"w": {"shape": [n, 4], "shard": {"0": "tp"}}}}
+                self.cpu(model, {"mesh": {"tp": source}}, {"mesh": {"tp": target}})
         with self.subTest("more overlapping shards than can be compared"):
-            strided = {
-                "x": {
-                    "params": {
-                        "a": {"holds": "w", "shard": {"0": {"axis": "tp", "cyclic": 1}}},
-                        "b": {"holds": "w", "shard": {"0": {"axis": "tp", "cyclic": 2}}},
-                    }
-                },
-                "y": {"params": {"a": {"holds": "w"}}},
-            }
-            error = self.cpu(
-                {
-                    "model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 15, 4]}}, "layouts": strided},
-                    "source": {"layout": "x", "mesh": {"tp": 1 << 13}},
-                    "target": {"layout": "y", "mesh": {}},
-                },
-                code=2,
-            )
+            strided = """{x: {params: {a: {holds: w, shard: {0: {axis: tp, cyclic: 1}}},
+                                       b: {holds: w, shard: {0: {axis: tp, cyclic: 2}}}}},
+                          y: {params: {a: {holds: w}}}}"""
+            model = f"{{dtype: bf16, tensors: {{w: [{1 << 15}, 4]}}, layouts: {strided}}}"
+            error = self.cpu(model, f"{{layout: x, mesh: {{tp: {1 << 13}}}}}", "{layout: y, mesh: {}}", code=2)
             self.assertIn("more than 2^24 pairs", error)
 
     def test_the_check_of_many_params_takes_time_for_each(self):
         tensors = {f"t{i}": [1] for i in range(4_000 if SMALL else 40_000)}
-        self.cpu(
-            {"model": {"dtype": "u8", "tensors": tensors}, "source": {"mesh": {}}, "target": {"mesh": {}, "ranks": [1]}}
-        )
-        self.assertIn(
-            "bytes right",
-            limited(4, "reshard-exec", self.folder / "plan", "--synthesize", "--check", "--threads=1").stdout,
-        )
+        self.cpu({"dtype": "u8", "tensors": tensors}, target="{mesh: {}, ranks: [1]}")
+        done = limited(4, "reshard-exec plan --synthesize --check --threads=1", cwd=self.folder)
+        self.assertIn("bytes right", done.stdout)
 
     def test_many_shards_are_intersected_correctly(self):
         """Enough shards of a dimension that overlaps are found through an index of blocks: runs the plan and checks
@@ -207,18 +148,10 @@ class Scale(FolderTest):
         for source in ("even", "round robin", "short last", "sizes", "twice"):
             for target, ranks in (("even", 80), ("round robin", 70), ("short last", 66), ("strided", 80), ("whole", 1)):
                 with self.subTest(source=source, target=target):
-                    self.cpu(
-                        {
-                            "model": model,
-                            "source": {"layout": source, "mesh": {"tp": 96}},
-                            "target": {"layout": target, "mesh": {"tp": ranks}},
-                        }
-                    )
-                    done = run("reshard-exec", self.folder / "plan", "--synthesize", "--check", "--threads=2")
-                    self.assertIn("bytes right", done.stdout)
+                    self.cpu(model, {"layout": source, "mesh": {"tp": 96}}, {"layout": target, "mesh": {"tp": ranks}})
+                    self.prints("bytes right", "reshard-exec plan --synthesize --check --threads=2")
                     if target == "short last":
-                        proof = run("reshard-inspect", self.folder / "plan", "--verify")
-                        self.assertIn("right: all", proof.stdout, proof.stderr)
+                        self.verify()
 
     def test_limits_of_a_job(self):
         tensors = {"dtype": "bf16", "tensors": {"w": {"shape": [8]}}}
@@ -226,89 +159,75 @@ class Scale(FolderTest):
         many = {f"l{i}": {"extend": f"l{i - 1}"} for i in range(1, 20_000)}
         tied = {"w": {"shape": [8]}, **{f"t{i}": {"tied": "w"} for i in range(50_000)}}
         wide = {f"l{i}": {"extend": "l0"} for i in range(1, 1_000)}
-        for job, error in (
+        each = {"params": {f"w{i}": {"holds": "w"} for i in range(20_000)}}
+        axes, whole = {f"a{i}": 1 for i in range(100_000)}, {"mesh": {}}
+        for model, source, target, error in (
             (
-                {"model": tensors, "source": {"mesh": {f"a{i}": 1 for i in range(100_000)}}},
+                tensors,
+                {"mesh": axes},
+                whole,
                 "the mesh and its views up to here have 100000 axes together, expected at most 1024",
             ),
             (
-                {"model": tensors, "source": {"mesh": {"tp": 1, "views": [{f"a{i}": 1} for i in range(100_000)]}}},
+                tensors,
+                {"mesh": {"tp": 1, "views": [{axis: 1} for axis in axes]}},
+                whole,
                 "the mesh and its views up to here have 1025 axes together",
             ),
             (
-                {"model": {**tensors, "layouts": {"l0": {**one, "axes": [f"a{i}" for i in range(100_000)]}}}},
+                tensors | {"layouts": {"l0": one | {"axes": list(axes)}}},
+                whole,
+                whole,
                 "'axes' lists 100000 axes, expected at most 1024",
             ),
+            (tensors | {"index": axes}, whole, whole, "'index' has 100000 entries, expected at most 1024"),
             (
-                {"model": {**tensors, "index": {f"x{i}": 1 for i in range(100_000)}}},
-                "'index' has 100000 entries, expected at most 1024",
-            ),
-            (
-                {"model": {"dtype": "bf16", "tensors": tied}},
+                {"dtype": "bf16", "tensors": tied},
+                whole,
+                whole,
                 "tensor 'w' is held by so many params on both sides that more than 2^22 pairs",
             ),
             (
-                {
-                    "model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 58]}}},
-                    "target": {"mesh": {}, "ranks": [1]},
-                },
+                {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 58]}}},
+                whole,
+                {"mesh": {}, "ranks": [1]},
                 "more than 2^24 chunks of at most 64 MiB",
             ),
             (
-                {"model": {**tensors, "layouts": {"l0": one, **many}}},
+                tensors | {"layouts": {"l0": one} | many},
+                whole,
+                whole,
                 "'layouts' has 20000 entries, expected at most 1024",
             ),
             (
-                {
-                    "model": {
-                        **tensors,
-                        "layouts": {"l0": {"params": {f"w{i}": {"holds": "w"} for i in range(20_000)}}, **wide},
-                    }
-                },
+                tensors | {"layouts": {"l0": each} | wide},
+                whole,
+                whole,
                 "the layouts have more than 524288 params together, including inherited ones",
             ),
         ):
             with self.subTest(error):
-                self.assertIn(error, self.cpu(job, code=2, seconds=5))
+                self.assertIn(error, self.cpu(model, source, target, code=2, seconds=5))
 
     def test_more_messages_than_a_plan_numbers(self):
         n = 1 << 17
-        layouts = {
-            "sharded": {"params": {"w": {"holds": "w", "shard": {"0": "fsdp"}}}},
-            "whole": {"params": {"w": {"holds": "w"}}},
-        }
+        layouts = "{sharded: {params: {w: {holds: w, shard: {0: fsdp}}}}, whole: {params: {w: {holds: w}}}}"
         error = self.cpu(
-            {
-                "model": {"dtype": "bf16", "tensors": {"w": [n]}, "layouts": layouts},
-                "source": {"layout": "sharded", "mesh": {"fsdp": n}},
-                "target": {"layout": "whole", "mesh": {"dp": n}, "ranks": f"{n}..{2 * n - 1}"},
-            },
+            f"{{dtype: bf16, tensors: {{w: [{n}]}}, layouts: {layouts}}}",
+            f"{{layout: sharded, mesh: {{fsdp: {n}}}}}",
+            f"{{layout: whole, mesh: {{dp: {n}}}, ranks: {n}..{2 * n - 1}}}",
             code=2,
         )
         self.assertIn(f"the ranks exchange {n * n} messages, expected at most 4294967295", error)
 
     def test_out_of_memory(self):
         """The error names the resource and the pass, instead of an exception."""
-        job = {
-            "model": {"dtype": "bf16", "tensors": {"w": {"shape": [1 << 17], "shard": {"0": "tp"}}}},
-            "source": {"mesh": {"tp": 1 << 17}},
-            "target": {"mesh": {"tp": 1 << 17}},
-        }
-        path = self.folder / "job.yaml"
-        path.write_text(json.dumps({"version": 1, **job}))
+        mesh = f"{{mesh: {{tp: {1 << 17}}}}}"
+        self.job(f"{{dtype: bf16, tensors: {{w: {{shape: [{1 << 17}], shard: {{0: tp}}}}}}}}", mesh, mesh)
         if SMALL:
             self.skipTest("sanitizers reserve memory of their own")
-        done = run(
-            "bash",
-            "-c",
-            'ulimit -v 150000; exec "$@"',
-            "-",
-            BIN / "reshard-compile",
-            path,
-            "-o",
-            self.folder / "plan",
-            code=3,
-        )
+        limit = "bash -c 'ulimit -v 150000; exec \"$@\"' -"
+        done = self.call(limit, BIN / "reshard-compile", "job.yaml", "-o", "plan", code=3)
         self.assertRegex(
             done.stderr,
             r"^reshard-compile: error: out of memory in '[a-z-]+': an allocation "
@@ -317,36 +236,26 @@ class Scale(FolderTest):
         self.assertFalse((self.folder / "plan").exists())
 
     def test_hostile_sizes(self):
-        tensors = "tensors: {'w.{layer}.{expert}': {shape: [4]}}"
+        grid = lambda layers, experts: (
+            f"index: {{layer: {layers}, expert: {experts}}}, tensors: {{'w.{{layer}}.{{expert}}': {{shape: [4]}}}}"
+        )
+        most = "instances on a rank, expected at most 4194304"
         for model, source, error in (
-            (
-                "index: {layer: 1000000, expert: 1000000}, " + tensors,
-                "{}",
-                "has 1000000000000 instances on a rank, expected at most 4194304",
-            ),
-            (
-                "index: {layer: 4096, expert: 1025}, " + tensors,
-                "{}",
-                "has 4198400 instances on a rank, expected at most 4194304",
-            ),
+            (grid(1000000, 1000000), "{}", f"has 1000000000000 {most}"),
+            (grid(4096, 1025), "{}", f"has 4198400 {most}"),
             ("tensors: {w: [576460752303423489]}", "{}", "tensor 'w' has more than 2^60 bytes"),
             (
                 "index: {layer: 4096}, tensors: {'w.{layer}': [281474976710656]}",
                 "{}",
                 "has more than 2^60 bytes over all its index values",
             ),
-            ("index: {layer: 10000000, expert: 1}, " + tensors, "{}", "'layer' is 10000000, expected 0 to 1048576"),
+            (grid(10000000, 1), "{}", "'layer' is 10000000, expected 0 to 1048576"),
             ("tensors: {w: [4]}", "{tp: 1000000000}", "the size of axis 'tp' is 1000000000, expected 1 to 1048576"),
             ("tensors: {w: [4]}", "{a: 1000000, b: 1000000}", "1048576"),
         ):
             with self.subTest(error):
-                job = self.folder / "job.yaml"
-                job.write_text(
-                    f"{{version: 1, model: {{dtype: bf16, {model}}}, source: {{mesh: {source}}}, target: {{mesh: "
-                    f"{{}}}}}}\n"
-                )
-                done = run("reshard-compile", job, "-o", self.folder / "plan", code=2, timeout=10)
-                self.assertIn(error, done.stderr)
+                self.job(f"{{dtype: bf16, {model}}}", f"{{mesh: {source}}}")
+                self.fails(error, "reshard-compile job.yaml -o plan", timeout=10)
                 self.assertFalse((self.folder / "plan").exists())
 
     def test_the_largest_jobs_load(self):
@@ -356,13 +265,9 @@ class Scale(FolderTest):
             "index: {layer: 4096, expert: 1024}, tensors: {'w.{layer}.{expert}': [4]}",
         ):
             with self.subTest(model):
-                job = self.folder / "job.yaml"
-                job.write_text(
-                    f"{{version: 1, model: {{dtype: bf16, {model}}}, source: {{mesh: {{}}}}, target: {{mesh: {{}}}}}}\n"
-                )
-                done = self.compile(job)
-                self.assertEqual(done.returncode, 0, done.stderr)
-                run("reshard-inspect", self.folder / "plan")
+                self.job(f"{{dtype: bf16, {model}}}")
+                self.compile("job.yaml")
+                self.call("reshard-inspect plan")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ import commands
 import fake_backend
 import generate
 import mpi_test
+from commands import job_of
 
 BIN = commands.BIN
 run = partial(commands.run, code=None)  # callers check the exit code
@@ -156,38 +157,15 @@ class Casts(unittest.TestCase):
             ):
                 with self.subTest(source=source, target=target, dtype=dtype), tempfile.TemporaryDirectory() as name:
                     job = Path(name) / "job.yaml"
-                    job.write_text(
-                        json.dumps(
-                            {
-                                "version": 1,
-                                "model": WEIGHTS,
-                                "source": source,
-                                "target": target | {"dtype": dtype, "convert": "rne"},
-                                "options": options,
-                            }
-                        )
-                    )
+                    cast = target | {"dtype": dtype, "convert": "rne"}
+                    keys = job_of(WEIGHTS, source, cast, options=options)
+                    job.write_text(json.dumps(keys))
                     done = run("reshard-compile", job, "-o", Path(name) / "plan", f"--report={name}/report")
                     self.assertEqual(done.returncode, 0, done.stderr)
                     world = json.loads((Path(name) / "report").read_text())["world"]
                     for method in methods if FULL else methods[:1]:
-                        done = run(
-                            "timeout",
-                            "-k10",
-                            "100",
-                            "mpirun",
-                            "-n",
-                            world,
-                            BIN / "reshard-exec",
-                            Path(name) / "plan",
-                            "--transport=mpi",
-                            "--synthesize",
-                            "--check",
-                            "--timeout=60",
-                            *method,
-                            env=mpi_test.MPIRUN,
-                        )
-                        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                        command = "reshard-exec plan --transport=mpi --synthesize --check --timeout=60"
+                        done = commands.mpirun(world, command, *method, cwd=name)
                         self.assertEqual(done.stdout.count("bytes right"), world, done.stdout)
 
     def test_values_beyond_the_range(self):
@@ -202,16 +180,9 @@ class Casts(unittest.TestCase):
             model = {"dtype": "fp32", "index": {"layer": 2}, "tensors": {"fine": [3], "layers.{layer}.w": [3]}}
 
             def execute(code, dtype, convert, *more):
-                (work / "job.yaml").write_text(
-                    json.dumps(
-                        {
-                            "version": 1,
-                            "model": model,
-                            "source": {"storage": "in"},
-                            "target": {"storage": "out", "dtype": dtype, "convert": convert},
-                        }
-                    )
-                )
+                target = {"storage": "out", "dtype": dtype, "convert": convert}
+                keys = job_of(model, {"storage": "in"}, target)
+                (work / "job.yaml").write_text(json.dumps(keys))
                 commands.run("reshard-compile", work / "job.yaml", "-o", work / "p.rplan")
                 shutil.rmtree(work / "out", ignore_errors=True)
                 return commands.run(

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from commands import BIN, FolderTest, run
+from commands import BIN, FolderTest
 
 FULL = os.environ.get("RESHARD_FULL") == "1"
 CALLS = None if FULL else 9  # of each kind and conversion; None: all
@@ -43,11 +43,12 @@ class FileFaults(FolderTest):
             "1024], dtype: u8}, wide: [300, 1024]}}"
         )
         for name in ("safetensors", "dcp"):
-            (self.folder / "job.yaml").write_text(
+            self.write(
+                "job.yaml",
                 f"version: 1\n{model}\nsource: {{storage: source}}\n"
-                f"target: {{storage: {{folder: out, format: {name}}}, dtype: bf16, convert: rne}}\n"
+                f"target: {{storage: {{folder: out, format: {name}}}, dtype: bf16, convert: rne}}\n",
             )
-            run("reshard-compile", "job.yaml", "-o", name, cwd=self.folder)
+            self.call("reshard-compile job.yaml -o", name)
 
     def contents(self, folder):
         return {
@@ -60,13 +61,12 @@ class FileFaults(FolderTest):
         (None: the process did not end normally)."""
         log = self.folder / "log"
         log.unlink(missing_ok=True)
-        done = run(
+        done = self.call(
             "reshard-exec",
             *options,
             "--target=target",
             "--threads=1",
             code=code,
-            cwd=self.folder,
             timeout=DEADLINE,
             env=os.environ | {"LD_PRELOAD": str(SHIM), "RESHARD_FILE_FAULT": f"{kind} {count} {log}"},
         )
@@ -110,7 +110,7 @@ class FileFaults(FolderTest):
             name = "target" if in_target else path.name.split(".tmp-")[0]
             self.assertIn(name, done.stderr)
         if "--resume" in options and not target.exists():  # the next run completes the target
-            run("reshard-exec", *options, "--target=target", cwd=self.folder)
+            self.call("reshard-exec", *options, "--target=target")
             self.assertEqual(self.contents("target"), wanted)
             self.assertEqual(list(self.folder.glob("target.partial-*")), [])
 
@@ -157,14 +157,8 @@ class FileFaults(FolderTest):
         names = called()
         self.assertEqual({name for name in names if "sync" in name}, names - called("--no-sync"))
         self.assertIn("fsync", names)
-        self.assertIn(
-            "expected no --synthesize",
-            run("reshard-exec", "dcp", "--synthesize", "--no-sync", code=2, cwd=self.folder).stderr,
-        )
-        self.assertIn(
-            "expected no --no-sync",
-            run("reshard-exec", "dcp", "--target=target", "--resume", "--no-sync", code=2, cwd=self.folder).stderr,
-        )
+        self.fails("expected no --synthesize", "reshard-exec dcp --synthesize --no-sync")
+        self.fails("expected no --no-sync", "reshard-exec dcp --target=target --resume --no-sync")
 
 
 if __name__ == "__main__":

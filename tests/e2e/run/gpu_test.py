@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import unittest
 from pathlib import Path
@@ -28,35 +27,23 @@ class Gpu(FolderTest):
         self.compile("{tp: 4, dp: 2}", "{tp: 8}")
 
     def compile(self, source, target):
-        (self.folder / "job.yaml").write_text(
-            'version: 1\nmodel: {dtype: bf16, index: {l: 3}, tensors: {"up.{l}": {shape: [96, 64], shard: {0: tp}}, '
-            f'"down.{{l}}": {{shape: [64, 96], shard: {{1: tp}}}}, norm: [77]}}}}\nsource: {{mesh: {source}}}\n'
-            f"target: {{mesh: {target}}}\n"
+        model = (
+            '{dtype: bf16, index: {l: 3}, tensors: {"up.{l}": {shape: [96, 64], shard: {0: tp}}, '
+            '"down.{l}": {shape: [64, 96], shard: {1: tp}}, norm: [77]}}'
         )
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
+        self.job(model, f"{{mesh: {source}}}", f"{{mesh: {target}}}")
+        self.call("reshard-compile job.yaml -o plan")
 
-    def execute(self, *options, program=None, environment=None):
-        clean = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(
-                ("OMPI_", "PMI_", "SLURM_", "NCCL_", "RESHARD_NCCL", "RANK", "WORLD_SIZE", "LOCAL_RANK")
-            )
-        }
-        return subprocess.run(
-            [
-                program or BIN / "reshard-exec",
-                self.folder / "plan",
-                "--synthesize",
-                "--check",
-                "--repeat=2",
-                "--timeout=60",
-                *options,
-            ],
-            capture_output=True,
-            text=True,
-            env=clean | (environment or {}),
-        )
+    def execute(self, *options, program="reshard-exec", environment=None, code=None):
+        names = ("OMPI_", "PMI_", "SLURM_", "NCCL_", "RESHARD_NCCL", "RANK", "WORLD_SIZE", "LOCAL_RANK")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(names)}
+        options = ("--synthesize", "--check", "--repeat=2", "--timeout=60", *options)
+        return self.call(program, "plan", *options, code=code, env=clean | (environment or {}))
+
+    def stops(self, code, error, *options, **more):
+        """A run must end with an exit code and this error alone."""
+        done = self.execute(*options, **more)
+        self.assertEqual((done.returncode, done.stderr.strip()), (code, f"reshard-exec: error: {error}"))
 
     def test_exact_on_a_gpu_and_refused_without(self):
         for world, options in (
@@ -64,12 +51,10 @@ class Gpu(FolderTest):
             ("{tp: 1}", ("--device=cuda", "--transport=nccl", "--no-local-shortcut")),
         ):
             self.compile(world, world.replace("8", "4"))
-            done = self.execute(*options)
+            done = self.execute(*options, code=0 if GPU else 3)
             if GPU:
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
                 self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
             else:
-                self.assertEqual(done.returncode, 3, done.stdout + done.stderr)
                 self.assertRegex(done.stderr, r"^reshard-exec: error: no GPU: .+")
 
     def test_incompatible_devices_and_transports(self):
@@ -77,47 +62,34 @@ class Gpu(FolderTest):
             (("--device=cuda", "--transport=mpi"), "transport 'mpi' does not run on device 'cuda', expected 'cpu'"),
             (("--transport=nccl",), "transport 'nccl' does not run on device 'cpu', expected 'cuda'"),
         ):
-            done = self.execute(*options)
-            self.assertEqual((done.returncode, done.stderr.strip()), (2, f"reshard-exec: error: {text}"))
+            self.stops(2, text, *options)
 
     def test_backends_that_are_missing_or_of_another_version(self):
         alone = self.folder / "alone"
         alone.mkdir()
         program = shutil.copy(BIN / "reshard-exec", alone)
-        done = self.execute("--device=cuda", program=program)
-        self.assertEqual(done.returncode, 3)
+        done = self.execute("--device=cuda", program=program, code=3)
         self.assertIn("no GPU: backend 'cuda' cannot be loaded: libreshard_cuda.so", done.stderr)
         backend = alone / "libreshard_cuda.so"
+        other = "of reshard_open_device, expected 6; install backends and library of the same release"
         for source, text in (
             ("", f"no GPU: '{backend}' is not a backend of reshard: the function reshard_open_device is missing"),
-            (
-                "void reshard_open_device(void) {}",
-                f"no GPU: '{backend}': found version none of reshard_open_device, expected 6; "
-                "install backends and library of the same release",
-            ),
+            ("void reshard_open_device(void) {}", f"no GPU: '{backend}': found version none {other}"),
             (
                 "void reshard_open_device(void) {} unsigned reshard_open_device_version = 99;",
-                f"no GPU: '{backend}': found version 99 of reshard_open_device, expected 6; "
-                "install backends and library of the same release",
+                f"no GPU: '{backend}': found version 99 {other}",
             ),
         ):
-            subprocess.run(
-                ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", backend], input=source, text=True, check=True
-            )
-            done = self.execute("--device=cuda", program=program)
-            self.assertEqual((done.returncode, done.stderr.strip()), (3, f"reshard-exec: error: {text}"))
+            run("gcc -shared -fPIC -x c - -o", backend, input=source)
+            self.stops(3, text, "--device=cuda", program=program)
 
     def test_exact_on_a_simulated_device(self):
         alone = self.folder / "alone"
         alone.mkdir()
         program = copy_with_backends(alone, backends=("cuda", "nccl"))
         one, nccl = "{tp: 1}", "--transport=nccl"
-        forms = (
-            "dtype: fp32",
-            "quantize: mxfp8",
-            "quantize: {format: block_fp8, only: [up*, down*]}",
-            "quantize: nvfp4",
-        )
+        forms = ("dtype: fp32", "quantize: mxfp8", "quantize: nvfp4")
+        forms += ("quantize: {format: block_fp8, only: [up*, down*]}",)
         for source, target, options in (
             ("{tp: 4, dp: 2}", "{tp: 8}", ()),
             (one, one, (nccl,)),
@@ -127,8 +99,7 @@ class Gpu(FolderTest):
         ):
             with self.subTest(target=target, options=options):
                 self.compile(source, target)
-                done = self.execute("--device=cuda", *options, program=program)
-                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                done = self.execute("--device=cuda", *options, program=program, code=0)
                 self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
         self.compile("{tp: 2}", "{tp: 1}")
         for environment, text, code in (
@@ -146,18 +117,10 @@ class Gpu(FolderTest):
             ({"RANK": "0"}, "rendezvous 'env://': found RANK=0, expected WORLD_SIZE beside RANK", 2),
             ({"RANK": "0", "NCCL_COMM_ID": "localhost:1"}, "backend 'nccl': found a plan of 2 ranks, expected 1", 3),
         ):
-            done = self.execute("--device=cuda", "--transport=nccl", program=program, environment=environment)
-            self.assertEqual((done.returncode, done.stderr.strip()), (code, f"reshard-exec: error: {text}"))
+            self.stops(code, text, "--device=cuda", "--transport=nccl", program=program, environment=environment)
         self.compile("{tp: 2, dp: 2}", "{tp: 4}")  # from files, to files
-        run(program, self.folder / "plan", "--synthesize", f"--source={self.folder / 'source'}")
-        done = run(
-            program,
-            self.folder / "plan",
-            "--device=cuda",
-            f"--source={self.folder / 'source'}",
-            f"--target={self.folder / 'target'}",
-            "--check",
-        )
+        self.call(program, "plan", "--synthesize", "--source=source")
+        done = self.call(program, "plan", "--device=cuda", "--source=source", "--target=target", "--check")
         self.assertRegex(done.stdout, r"[1-9]\d* bytes right")
 
     @unittest.skipIf(NVCC is None, "nvcc not found: the kernels were not compiled")
@@ -165,23 +128,9 @@ class Gpu(FolderTest):
         for kernel, most in REGISTERS.items():
             for architecture in ("sm_80", "sm_90"):
                 with self.subTest(kernel=kernel, architecture=architecture):
-                    done = subprocess.run(
-                        [
-                            NVCC,
-                            "-std=c++17",
-                            f"-arch={architecture}",
-                            f"-I{ROOT}",
-                            "-cubin",
-                            "-Xptxas",
-                            "-v",
-                            "-o",
-                            self.folder / "cubin",
-                            ROOT / f"kernels/gpu/{kernel}_cuda.cu",
-                        ],
-                        capture_output=True,
-                        text=True,
-                    )
-                    self.assertEqual(done.returncode, 0, done.stderr)
+                    source = f"{ROOT}/kernels/gpu/{kernel}_cuda.cu"
+                    compile = f"{NVCC} -std=c++17 -arch={architecture} -I{ROOT} -cubin -Xptxas -v"
+                    done = self.call(f"{compile} -o cubin {source}")
                     self.assertNotIn("warning", done.stderr)
                     counts = re.findall(
                         r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr
@@ -205,35 +154,12 @@ class Gpu(FolderTest):
             kept = [flag for flag in flags if re.match(r"--?(fmad|ftz|prec|use_fast|O|std)", flag)]
             for architecture in ("sm_80", "sm_90"):
                 with self.subTest(flags=kept, architecture=architecture):
-                    done = subprocess.run(
-                        [
-                            NVCC,
-                            *kept,
-                            f"-arch={architecture}",
-                            f"-I{ROOT}",
-                            "-ptx",
-                            "-o",
-                            self.folder / "ptx",
-                            ROOT / "kernels/gpu/convert_cuda.cu",
-                        ],
-                        capture_output=True,
-                        text=True,
-                    )
-                    self.assertEqual(done.returncode, 0, done.stderr)
-                    arithmetic = set(
-                        re.findall(
-                            r"(?:^|[{;])\s*(?:@!?%\w+ )?(\w[\w.]*\.f(?:16|32|64)\w*)\s",
-                            (self.folder / "ptx").read_text(),
-                            re.MULTILINE,
-                        )
-                    )
-                    arithmetic -= {
-                        "selp.f32",
-                        "setp.eq.f32",
-                        "setp.neu.f32",
-                        "setp.num.f32",
-                        "mov.f32",
-                    }  # these do not round
+                    source = ROOT / "kernels/gpu/convert_cuda.cu"
+                    self.call(NVCC, *kept, f"-arch={architecture}", f"-I{ROOT}", "-ptx", "-o", "ptx", source)
+                    instruction = r"(?:^|[{;])\s*(?:@!?%\w+ )?(\w[\w.]*\.f(?:16|32|64)\w*)\s"
+                    arithmetic = set(re.findall(instruction, (self.folder / "ptx").read_text(), re.MULTILINE))
+                    # These do not round.
+                    arithmetic -= {"selp.f32", "setp.eq.f32", "setp.neu.f32", "setp.num.f32", "mov.f32"}
                     expected = {"add.rn.f32", "mul.rn.f32", "div.rn.f32"} | (
                         {"cvt.rn.satfinite.e4m3x2.f32"} if architecture == "sm_90" else set()
                     )
@@ -254,44 +180,21 @@ class Gpu(FolderTest):
             "RESHARD_LAUNCHER": cache,
         }
         for script, code in (("pack.sh", 0), ("run.sh", 3)):
-            done = subprocess.run(
-                [ROOT / "tests/gpu" / script, *([BIN] if script == "pack.sh" else [])],
-                capture_output=True,
-                text=True,
-                env=environment,
-            )
-            self.assertEqual(done.returncode, code, done.stdout[-4000:] + done.stderr[-4000:])
+            run(ROOT / "tests/gpu" / script, *([BIN] if script == "pack.sh" else []), code=code, env=environment)
         if not (BIN / "tests/libsimulated_gpu.so").exists():
             self.skipTest("no NCCL: its backend was not compiled")
         packed = ROOT / "build/gpu"
         objects = sorted((packed / "bin/objects").glob("*.o"))
+        cuda = ("executor_backends_cuda.cpp.o", "copy_cuda.o", "convert_cuda.o", "digest_cuda.o")
         of = {
-            name: [path for path in objects if path.name in names]
-            for name, names in (
-                (
-                    "libreshard_cuda.so",
-                    ("executor_backends_cuda.cpp.o", "copy_cuda.o", "convert_cuda.o", "digest_cuda.o"),
-                ),
-                ("libreshard_nccl.so", ("executor_backends_nccl.cpp.o",)),
-            )
+            "libreshard_cuda.so": [path for path in objects if path.name in cuda],
+            "libreshard_nccl.so": [path for path in objects if path.name == "executor_backends_nccl.cpp.o"],
         }
         of["gpu-test"] = [path for path in objects if path not in sum(of.values(), [])]
         for name, parts in of.items():
-            subprocess.run(
-                [
-                    "g++",
-                    *(["-shared"] if name.endswith(".so") else []),
-                    *parts,
-                    f"-L{BIN / 'tests'}",
-                    "-lsimulated_gpu",
-                    f"-Wl,-rpath,{BIN / 'tests'}",
-                    "-ldl",
-                    "-lpthread",
-                    "-o",
-                    self.folder / name,
-                ],
-                check=True,
-            )
+            shared, libraries = ["-shared"] if name.endswith(".so") else [], BIN / "tests"
+            linked = (f"-L{libraries}", "-lsimulated_gpu", f"-Wl,-rpath,{libraries}", "-ldl", "-lpthread")
+            self.call("g++", *shared, *parts, *linked, "-o", name)
         full = "RESHARD_FULL" in os.environ
         for command, folders, least, text in (
             ("graph", ("small/refresh",), 1, "memory of another device is rejected"),
@@ -300,31 +203,15 @@ class Gpu(FolderTest):
             ("ranks", ("small/*" if full else "small/[or]*",), 2, "name the missing one"),
         ):
             plans = sorted(path for folder in folders for path in packed.glob(f"plans/{folder}.rplan"))
-            done = subprocess.run([self.folder / "gpu-test", command, *plans], capture_output=True, text=True)
-            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+            done = run(self.folder / "gpu-test", command, *plans)
             self.assertGreaterEqual(len(plans), least)
             self.assertEqual(done.stdout.count(text), len(plans), done.stdout)
-        done = subprocess.run(
-            [self.folder / "gpu-test", "bench", packed / "plans/small/relay.rplan"],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"RESHARD_TINY": "1"},
-        )
+        bench, tiny = (self.folder / "gpu-test", "bench", packed / "plans/small/relay.rplan"), {"RESHARD_TINY": "1"}
+        done = run(*bench, code=None, env=os.environ | tiny)
         self.assertIn(done.returncode, (0, 1), done.stdout + done.stderr)  # the measured times have no meaning here
-        self.assertEqual(
-            (
-                done.stderr,
-                len(
-                    re.findall(
-                        r"^  (?:\d+|1 large entry, 100,000 small|(?:to|from) \w.*?) +\d+\.\d{3}",
-                        done.stdout,
-                        re.MULTILINE,
-                    )
-                ),
-            ),
-            ("", 12 + 1 + 11),
-            done.stdout,
-        )
+        line = r"^  (?:\d+|1 large entry, 100,000 small|(?:to|from) \w.*?) +\d+\.\d{3}"
+        found = re.findall(line, done.stdout, re.MULTILINE)
+        self.assertEqual((done.stderr, len(found)), ("", 12 + 1 + 11), done.stdout)
         self.assertRegex(done.stdout, r"host time of a replay: \d")
 
     @unittest.skipIf(NVCC is None or "RESHARD_SMALL" in os.environ, "needs nvcc and a build without sanitizers")

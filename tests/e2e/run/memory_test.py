@@ -4,14 +4,12 @@ rows, transposed, cast and quantized, for files of ranks, and of each of several
 folder of the commands."""
 
 import itertools
-import json
 import os
 import shutil
 import sys
 import unittest
 
-from commands import BIN, FolderTest, run
-from mpi_test import MPIRUN
+from commands import FolderTest, mpirun, words_of
 
 FORMATS = ("safetensors", "dcp-safetensors", "dcp", "megatron", "torch-save")
 LIMIT = 64 << 20
@@ -46,33 +44,22 @@ class Limit(FolderTest):
     def compile(self, source, target, layout="same", job=None, **more):
         """A job from a folder to another one; a folder's name is that of its format, and a suffix. job: further keys of
         it. more: of the target."""
-        more = {"layout": layout, "storage": {"folder": target, "format": target.split(".")[0]}} | more
-        path, plan = self.folder / "job.yaml", self.folder / "p.rplan"
-        path.write_text(
-            json.dumps(
-                {
-                    "version": 1,
-                    "model": MODEL,
-                    "source": {"layout": "same", "storage": {"folder": source, "format": source.split(".")[0]}},
-                    "target": more,
-                }
-                | (job or {})
-            )
-        )
-        run("reshard-compile", path, "-o", plan)
-        return plan
+        stored = lambda folder: {"folder": folder, "format": folder.split(".")[0]}
+        source = {"layout": "same", "storage": stored(source)}
+        keys = {"model": MODEL, "source": source, "target": {"layout": layout, "storage": stored(target)} | more}
+        self.job(**keys | (job or {}))
+        self.call("reshard-compile job.yaml -o p.rplan")
 
-    def check(self, report):
+    def limited(self, wanted, *options):
+        """Runs the plan within the limit: so many bytes are right."""
+        command = f"reshard-exec p.rplan --memory={LIMIT} --check --report=report.json"
+        self.prints(f"all {wanted} bytes right", command, *options)
         if not os.environ.get("RESHARD_SMALL"):  # sanitizers need several times as much
-            self.assertLess(json.loads(report.read_text())["peak_rss_bytes"], LIMIT)
+            self.assertLess(self.json("report.json")["peak_rss_bytes"], LIMIT)
 
     def convert(self, source, target, layout="same"):
-        plan, report = self.compile(source, target, layout), self.folder / "report.json"
-        done = run(
-            "reshard-exec", plan, f"--memory={LIMIT}", "--check", f"--report={report}", "--allow=extra"
-        )  # common.pt
-        self.assertIn(f"all {BYTES // (2 if layout == 'cast' else 1)} bytes right", done.stdout)
-        self.check(report)
+        self.compile(source, target, layout)
+        self.limited(BYTES // (2 if layout == "cast" else 1), "--allow=extra")  # common.pt
         self.assertGreater(
             sum(path.stat().st_size for path in (self.folder / target).iterdir()),
             (1 if layout == "cast" else 2) * LIMIT,
@@ -80,17 +67,9 @@ class Limit(FolderTest):
 
     def setUp(self):
         super().setUp()
-        (self.folder / "job.yaml").write_text(
-            json.dumps(
-                {
-                    "version": 1,
-                    "model": MODEL,
-                    **{side: {"layout": "same", "storage": side} for side in ("source", "target")},
-                }
-            )
-        )
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
-        run("reshard-exec", self.folder / "p.rplan", "--synthesize", f"--source={self.folder / 'safetensors'}")
+        self.job(MODEL, *({"layout": "same", "storage": side} for side in ("source", "target")))
+        self.call("reshard-compile job.yaml -o p.rplan")
+        self.call("reshard-exec p.rplan --synthesize --source=safetensors")
 
     def test_every_pair_of_formats(self):
         for format in FORMATS[1:]:
@@ -108,85 +87,50 @@ class Limit(FolderTest):
 
     def test_quantized(self):
         """The elements that wait for whole rows of blocks are part of the limit."""
-        report = self.folder / "report.json"
-        plan = self.compile("safetensors", "safetensors.fp8", quantize="block_fp8")
-        error = run("reshard-exec", plan, f"--memory={LIMIT}", code=2).stderr
-        self.assertIn(
+        self.compile("safetensors", "safetensors.fp8", quantize="block_fp8")
+        self.fails(
             f"--memory: the arenas of this process need {BYTES} bytes, expected at most half of the limit of {LIMIT} "
             "bytes; compile the job with a smaller options.staging",
-            error,
+            f"reshard-exec p.rplan --memory={LIMIT}",
         )
         self.assertFalse((self.folder / "safetensors.fp8").exists())
-        plan = self.compile(
-            "safetensors", "safetensors.fp8", quantize="block_fp8", job={"options": {"staging": LIMIT // 4}}
-        )
+        job = {"options": {"staging": LIMIT // 4}}
+        self.compile("safetensors", "safetensors.fp8", quantize="block_fp8", job=job)
         codes, scales = BYTES // 4, 4 * (6 * 16 * 16 + 80 * 16)
         for threads in (2, 8):
             shutil.rmtree(self.folder / "safetensors.fp8", ignore_errors=True)
-            done = run(
-                "reshard-exec", plan, f"--memory={LIMIT}", "--check", f"--threads={threads}", f"--report={report}"
-            )
-            self.assertIn(f"all {codes + scales} bytes right", done.stdout)
-            self.check(report)
+            self.limited(codes + scales, f"--threads={threads}")
 
     def test_dequantized(self):
         """The dequantized values of a param that stacks all layers are more than the limit."""
-        fp8, report = (
-            {"layout": "stacked", "quantize": {"format": "block_fp8", "only": "layers.w"}},
-            self.folder / "report.json",
-        )
-        run("reshard-exec", self.compile("safetensors", "safetensors.fp8", **fp8), "--check")
-        plan = self.compile("safetensors.fp8", "safetensors.wide", job={"source": fp8 | {"storage": "safetensors.fp8"}})
+        fp8 = {"layout": "stacked", "quantize": {"format": "block_fp8", "only": "layers.w"}}
+        self.compile("safetensors", "safetensors.fp8", **fp8)
+        self.call("reshard-exec p.rplan --check")
+        self.compile("safetensors.fp8", "safetensors.wide", job={"source": fp8 | {"storage": "safetensors.fp8"}})
         for threads in (2, 8):
             shutil.rmtree(self.folder / "safetensors.wide", ignore_errors=True)
-            done = run(
-                "reshard-exec", plan, f"--memory={LIMIT}", "--check", f"--threads={threads}", f"--report={report}"
-            )
-            self.assertIn(f"all {BYTES} bytes right", done.stdout)
-            self.check(report)
+            self.limited(BYTES, f"--threads={threads}")
 
     def test_files_of_ranks(self):
-        report = self.folder / "report.json"
-        plan = self.compile("safetensors", "safetensors.ranks", "ranks", mesh={"tp": 2})
-        self.assertIn(
-            f"all {BYTES} bytes right",
-            run("reshard-exec", plan, f"--memory={LIMIT}", "--check", f"--report={report}").stdout,
-        )
-        self.check(report)
+        self.compile("safetensors", "safetensors.ranks", "ranks", mesh={"tp": 2})
+        self.limited(BYTES)
         self.assertEqual(len(list((self.folder / "safetensors.ranks").iterdir())), 2)
 
     def test_several_processes(self):
         """Of each process. Its peak is that of the child of a small Python process."""
-        plan = self.compile("safetensors", "dcp", job={"world": 2})
+        self.compile("safetensors", "dcp", job={"world": 2})
         program = (
             "import os, resource, subprocess, sys; code = subprocess.call(sys.argv[2:]); "
             "peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss; "
             "open(sys.argv[1] + str(peak) + '-' + str(os.getpid()), 'w').close(); sys.exit(code)"
         )
-        run(
-            "timeout",
-            "-k10",
-            100,
-            "mpirun",
-            "-n",
-            2,
-            sys.executable,
-            "-S",
-            "-c",
-            program,
-            self.folder / "peak-",
-            BIN / "reshard-exec",
-            plan,
-            "--transport=mpi",
-            f"--memory={LIMIT}",
-            "--check",
-            env=os.environ | MPIRUN,
-        )
+        run = f"reshard-exec p.rplan --transport=mpi --memory={LIMIT} --check"
+        mpirun(2, sys.executable, "-S", "-c", program, "peak-", *words_of(run), cwd=self.folder)
         peaks = [int(path.name.split("-")[1]) << 10 for path in self.folder.glob("peak-*")]
         self.assertEqual(len(peaks), 2)
         if not os.environ.get("RESHARD_SMALL"):
             self.assertLess(max(peaks), LIMIT)
-        run("reshard-digest", self.folder / "safetensors", self.folder / "dcp")
+        self.call("reshard-digest safetensors dcp")
 
 
 if __name__ == "__main__":

@@ -270,11 +270,11 @@ class RendezvousTest(unittest.TestCase):
         for source, format in (("in", "dcp"), ("dcp", "safetensors")):
             for world in (1, 2):
                 (at / "job.yaml").write_text(FILES % (source, format, world))
-                run("reshard-compile", "job.yaml", "-o", f"plan-{world}", cwd=at)
+                run(f"reshard-compile job.yaml -o plan-{world}", cwd=at)
             if source == "in":
-                run("reshard-exec", "plan-1", "--synthesize", f"--source={at / source}", cwd=at)
-            run("reshard-exec", "plan-1", f"--source={at / source}", f"--target={at / format}", cwd=at)
-            listings = [run("reshard-inspect", "plan-2", f"--rank={rank}", cwd=at).stdout for rank in (0, 1)]
+                run("reshard-exec plan-1 --synthesize", f"--source={at / source}", cwd=at)
+            run("reshard-exec plan-1", f"--source={at / source}", f"--target={at / format}", cwd=at)
+            listings = [run(f"reshard-inspect plan-2 --rank={rank}", cwd=at).stdout for rank in (0, 1)]
             read = [sum(map(int, re.findall(r"<- source .*? (\d+) bytes: ", listing))) for listing in listings]
             self.assertEqual(sum(read), all)
             self.assertGreater(min(read), 0)

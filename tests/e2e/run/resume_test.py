@@ -21,8 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from commands import BIN, FolderTest, run
-from mpi_test import MPIRUN
+from commands import BIN, MPIRUN, FolderTest
 from torch_formats import Dcp
 
 FULL = os.environ.get("RESHARD_FULL") == "1"
@@ -49,11 +48,11 @@ class Resume(FolderTest):
     def setUp(self):
         super().setUp()
         self.compile("plan")
-        run("reshard-exec", "plan", "--synthesize", "--source=source", cwd=self.folder)
+        self.call("reshard-exec plan --synthesize --source=source")
 
     def compile(self, plan, target="", world=1):
-        (self.folder / "job.yaml").write_text(JOB % (target, world))
-        run("reshard-compile", "job.yaml", "-o", plan, cwd=self.folder)
+        self.write("job.yaml", JOB % (target, world))
+        self.call("reshard-compile job.yaml -o", plan)
 
     def command(self, *options, plan="plan"):
         return [
@@ -67,7 +66,7 @@ class Resume(FolderTest):
         ]
 
     def resume(self, *options, code=0, plan="plan"):
-        return run(*self.command(*options, plan=plan), code=code, cwd=self.folder, timeout=100)
+        return self.call(*self.command(*options, plan=plan), code=code, timeout=100)
 
     def partial(self):
         return sorted(self.folder.glob(f"{self.target}.partial-*"))
@@ -87,7 +86,7 @@ class Resume(FolderTest):
         return {path.name: path.read_bytes() for path in (self.folder / (folder or self.target)).iterdir()}
 
     def uninterrupted(self, plan="plan", *options):
-        run("reshard-exec", plan, "--target=whole", *options, cwd=self.folder)
+        self.call("reshard-exec", plan, "--target=whole", *options)
         return self.contents("whole")
 
     def killed(self, seconds=None, records=1, plan="plan", options=()):
@@ -130,8 +129,8 @@ class Killed(Resume):
         """Two conversions, to files of ranks and to a DCP checkpoint, are killed in turns until they end: at a random
         moment between start and end, and as soon as the journal has another record, so that some kills are inside the
         copying however fast the machine is."""
-        (self.folder / "job.yaml").write_text(DCP)
-        run("reshard-compile", "job.yaml", "-o", "dcp", cwd=self.folder)
+        self.write("job.yaml", DCP)
+        self.call("reshard-compile job.yaml -o dcp")
         jobs = [("plan", "target"), ("dcp", "checkpoint")]
         wanted, duration = {}, {}
         for plan, self.target in jobs:
@@ -154,7 +153,7 @@ class Killed(Resume):
         for plan, self.target in jobs:
             found = self.records()
             self.resume(plan=plan)
-            self.assertEqual(json.loads((self.folder / "report").read_text())["resumed_bytes"] > 0, bool(found))
+            self.assertEqual(self.json("report")["resumed_bytes"] > 0, bool(found))
             self.ended(wanted[plan])
         self.assertGreater(inside, KILLS // 8, f"{inside} of {kills} kills left a journal with copies")
         if FULL:
@@ -178,7 +177,7 @@ class Killed(Resume):
                 stream.write(b"\xee" * 4096)
         text = self.resume().stdout
         self.assertRegex(text, r"resumed +[\d.]+ MiB were written by an earlier run")
-        report = json.loads((self.folder / "report").read_text())
+        report = self.json("report")
         self.assertGreater(report["resumed_bytes"], 0)
         self.assertEqual(report["runs"][0]["bytes"] + report["resumed_bytes"], SIZE)
         self.assertEqual(self.contents().keys(), wanted.keys())
@@ -246,9 +245,9 @@ class Killed(Resume):
         self.assertFalse((self.folder / "target").exists())
         error = self.resume(code=2).stderr  # as one process
         self.assertRegex(error, "is of another run: its 'plan' is .*; without --resume a run begins anew")
-        run(*program, cwd=self.folder, env=MPIRUN)
+        self.call(*program, env=MPIRUN)
         self.assertEqual(self.contents(), wanted)
-        self.assertEqual(json.loads((self.folder / "report").read_text())["resumed_bytes"], sum(found))
+        self.assertEqual(self.json("report")["resumed_bytes"], sum(found))
         self.assertEqual(self.partial(), [])
 
 
@@ -296,10 +295,10 @@ model: {dtype: fp32, tensors: {w: [8192, 1024]}, layouts: {same: {params: same}}
 source: {layout: same, storage: dcp}
 target: {layout: same, storage: {folder: target, format: dcp}}
 """)
-        run("reshard-compile", "job.yaml", "-o", "objects", cwd=self.folder)
+        self.call("reshard-compile job.yaml -o objects")
         for folder, text in (("a", "{}"), ("b", "{}"), ("c", "[]")):
             (self.folder / folder).mkdir()
-            (self.folder / folder / "config.json").write_text(text)
+            self.write(f"{folder}/config.json", text)
         self.kill(plan="objects", options=("--copy=a",))
         for options in (("--copy=a", "--leave=step"), ("--copy=c",), ("--copy=a", "--rename=w=w"), ()):
             self.refused(
@@ -308,7 +307,7 @@ target: {layout: same, storage: {folder: target, format: dcp}}
                 plan="objects",
             )
         self.resume("--check", "--copy=b", plan="objects")  # the same files in another folder, as of reshard-convert
-        self.assertIn("  object step  ", run("reshard-inspect", "target", cwd=self.folder).stdout)
+        self.prints("  object step  ", "reshard-inspect target")
 
     def test_foreign_files(self):
         """What the interrupted run did not make does not get into the target, and nothing is written through a link."""
@@ -391,19 +390,14 @@ target: {layout: same, storage: {folder: target, format: dcp}}
         process.send_signal(signal.SIGCONT)
         self.assertEqual(process.wait(30), -signal.SIGTERM)
         self.assertEqual(self.partial(), [mine])  # kept
-        run("reshard-exec", "plan", "--target=target", cwd=self.folder)  # without --resume
+        self.call("reshard-exec plan --target=target")  # without --resume
         self.assertEqual(self.partial(), [])
 
     def test_options(self):
-        (self.folder / "job.yaml").write_text(JOB.replace("storage: target, ", "") % ("", 2))
-        run("reshard-compile", "job.yaml", "-o", "ranks", cwd=self.folder)
+        self.write("job.yaml", JOB.replace("storage: target, ", "") % ("", 2))
+        self.call("reshard-compile job.yaml -o ranks")
         error = "--resume with --transport=mpi needs files that all processes share, but target has no 'storage'"
-        self.assertIn(
-            error,
-            run(
-                "reshard-exec", "ranks", "--resume", "--target=target", "--transport=mpi", code=2, cwd=self.folder
-            ).stderr,
-        )
+        self.fails(error, "reshard-exec ranks --resume --target=target --transport=mpi")
         for options, error in (
             (["--resume", "--synthesize"], "--resume continues the writing of files, expected no --synthesize"),
             (
@@ -411,16 +405,16 @@ target: {layout: same, storage: {folder: target, format: dcp}}
                 "--resume continues one run on the CPU, expected no --repeat and no --device",
             ),
         ):
-            self.assertIn(error, run("reshard-exec", "plan", *options, code=2, cwd=self.folder).stderr)
+            self.fails(error, "reshard-exec plan", *options)
 
 
 class Progress(Resume):
     def test_on_a_terminal(self):
         """Bytes, rate, time left and the tensor that is written, of a run that is long enough for a report."""
         job = (JOB % ("", 1)).replace("layer: 4", "layer: 64")
-        (self.folder / "job.yaml").write_text(job)
-        run("reshard-compile", "job.yaml", "-o", "plan", cwd=self.folder)
-        run("reshard-exec", "plan", "--synthesize", "--source=large", cwd=self.folder)
+        self.write("job.yaml", job)
+        self.call("reshard-compile job.yaml -o plan")
+        self.call("reshard-exec plan --synthesize --source=large")
         parent, child = pty.openpty()
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
         process = subprocess.Popen(

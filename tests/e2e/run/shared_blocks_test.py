@@ -13,7 +13,6 @@ import unittest
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save_file
 
 from conversions import ConvertTest
 
@@ -57,13 +56,12 @@ class SharedBlocks(ConvertTest):
 
     def convert_on(self, kind: str) -> None:
         self.folder = self.mounted(kind)
-        (self.folder / "hf").mkdir()
         rng = np.random.default_rng(2)
         values = {f"layers.{i}.weight": rng.integers(0, 256, size, dtype=np.uint8) for i, size in enumerate(SIZES)}
-        save_file(values, self.folder / "hf/model.safetensors")
+        self.save_checkpoint("hf", values)
         # has another header: its tensors begin at other offsets in a block
-        self.convert("hf", "first", "--to=safetensors")
-        self.convert("first", "second", "--to=safetensors")
+        self.convert("hf first --to=safetensors")
+        self.convert("first second --to=safetensors")
         for name in ("first", "second"):
             self.check(name, values)
         # All but the blocks in which a tensor, or a part of one that a thread copies, begins or ends.

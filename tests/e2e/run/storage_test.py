@@ -9,8 +9,7 @@ import shutil
 import unittest
 
 import safetensors_io
-from commands import BIN, FolderTest, run
-from mpi_test import MPIRUN
+from commands import FolderTest, mpirun, run
 
 MODEL = """
 version: 1
@@ -28,21 +27,13 @@ SIZE = 2 * (2 * 3000 * 64 + 3 * (512 * 256 + 256))
 
 class Storage(FolderTest):
     def compile(self, source, target, options="", *flags):
-        (self.folder / "job.yaml").write_text(f"{MODEL}source: {source}\ntarget: {target}\n{options}\n")
-        run(
-            "reshard-compile",
-            self.folder / "job.yaml",
-            "-o",
-            self.folder / "plan",
-            "--verify-each",
-            f"--report={self.folder / 'report'}",
-            *flags,
-        )
-        self.run_command("reshard-inspect", "--verify")
-        return json.loads((self.folder / "report").read_text())
+        self.write("job.yaml", f"{MODEL}source: {source}\ntarget: {target}\n{options}\n")
+        self.call("reshard-compile job.yaml -o plan --verify-each --report=report", *flags)
+        self.call("reshard-inspect plan --verify")
+        return self.json("report")
 
     def run_command(self, command, *options):
-        run(command, self.folder / "plan", *options)
+        self.call(command, "plan", *options)
 
     def test_read_once(self):
         for mesh, options in (
@@ -62,7 +53,7 @@ class Storage(FolderTest):
                 self.assertLessEqual(
                     report["balance"]["storage_max"], 1.01 * report["balance"]["storage_bound"] + (256 << 10)
                 )
-                self.run_command("reshard-exec", "--synthesize", "--check")
+                self.call("reshard-exec plan --synthesize --check")
                 source, target = self.folder / "in", self.folder / "out"
                 self.run_command("reshard-exec", "--synthesize", f"--source={source}")
                 self.run_command("reshard-exec", f"--source={source}", f"--target={target}", "--check")
@@ -87,17 +78,14 @@ class Storage(FolderTest):
                     )
                     self.assertEqual(report["bytes"]["storage"], SIZE)
                     self.assertEqual(report["bytes"]["remote"], 4 * SIZE)
-                    ir = run(
-                        "reshard-compile", self.folder / "job.yaml", "--emit=ir", f"--algorithm={algorithm}"
-                    ).stdout
-                    self.assertIn(f"route 0 {route}\n", ir)
-                    self.run_command("reshard-exec", "--synthesize", "--check")
-        (self.folder / "job.yaml").write_text(
-            f"{MODEL}source: {{storage: f}}\ntarget: {{mesh: {{tp: 1}}}}\noptions: {{exchange: ring}}\n"
+                    self.prints(f"route 0 {route}\n", f"reshard-compile job.yaml --emit=ir --algorithm={algorithm}")
+                    self.call("reshard-exec plan --synthesize --check")
+        self.write(
+            "job.yaml", f"{MODEL}source: {{storage: f}}\ntarget: {{mesh: {{tp: 1}}}}\noptions: {{exchange: ring}}\n"
         )
-        done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", code=2)
-        self.assertIn(
-            "error: expected auto, nodes, p2p, broadcast or gather-rounds for 'exchange', found 'ring'", done.stderr
+        self.fails(
+            "error: expected auto, nodes, p2p, broadcast or gather-rounds for 'exchange', found 'ring'",
+            "reshard-compile job.yaml -o plan",
         )
 
     def test_auto_is_the_exchange_of_least_time(self):
@@ -113,19 +101,15 @@ class Storage(FolderTest):
             with self.subTest(model, topology=topology):
                 times = {}
                 for exchange in ("auto", "nodes", "p2p", "broadcast", "gather-rounds"):
-                    (self.folder / "job.yaml").write_text(
+                    self.write(
+                        "job.yaml",
                         f"version: 1\n{model}\nsource: {{storage: files}}\ntarget: {{mesh: {mesh}}}\n"
-                        f"options: {{exchange: {exchange}, topology: {topology}}}\n"
+                        f"options: {{exchange: {exchange}, topology: {topology}}}\n",
                     )
-                    (self.folder / "topology.yaml").write_text(topology)
+                    self.write("topology.yaml", topology)
                     for output, emit in (("plan", "plan"), ("ir", "ir")):
-                        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / output, f"--emit={emit}")
-                    simulated = run(
-                        "reshard-inspect",
-                        self.folder / "plan",
-                        f"--simulate={self.folder / 'topology.yaml'}",
-                        "--format=json",
-                    )
+                        self.call("reshard-compile job.yaml -o", output, f"--emit={emit}")
+                    simulated = self.call("reshard-inspect plan --simulate=topology.yaml --format=json")
                     times[exchange] = json.loads(simulated.stdout)["seconds"]
                     if exchange == "auto":
                         self.assertIn(f'exchange "{expected}"', (self.folder / "ir").read_text())
@@ -171,20 +155,14 @@ class Storage(FolderTest):
                     [f"topology: {{ranks_per_node: {nodes}}}"] if nodes else []
                 )
                 with self.subTest(source=source, targets=all, algorithm=algorithm, options=options):
-                    (self.folder / "job.yaml").write_text(
+                    self.write(
+                        "job.yaml",
                         f"version: 1\nmodel: {model}\nsource: {source}\ntarget: "
-                        f"[{', '.join(all)}]\noptions: {{{', '.join(options)}}}\n"
+                        f"[{', '.join(all)}]\noptions: {{{', '.join(options)}}}\n",
                     )
-                    run(
-                        "reshard-compile",
-                        self.folder / "job.yaml",
-                        "-o",
-                        self.folder / "plan",
-                        "--verify-each",
-                        f"--algorithm={algorithm}",
-                    )
-                    self.run_command("reshard-inspect", "--verify")
-                    self.run_command("reshard-exec", "--synthesize", "--check")
+                    self.call(f"reshard-compile job.yaml -o plan --verify-each --algorithm={algorithm}")
+                    self.call("reshard-inspect plan --verify")
+                    self.call("reshard-exec plan --synthesize --check")
 
     def test_a_target_without_params(self):
         """A checkpoint all of whose params are ignored, or without elements, is right in every format."""
@@ -196,14 +174,15 @@ class Storage(FolderTest):
         ):
             with self.subTest(format, ignore=ignore):
                 target = self.folder / f"{format}-{'none' if 'w' in ignore else 'all'}"
-                (self.folder / "job.yaml").write_text(
+                self.write(
+                    "job.yaml",
                     "version: 1\nmodel: {dtype: bf16, tensors: {w: [2], none: [0, "
                     "3]}, layouts: {hf: {params: same}}}\n"
                     f"source: {{layout: hf, storage: source}}\ntarget: {{layout: hf, "
                     f"storage: {{folder: out, format: {format}}}, ignore: "
-                    f"{ignore}}}\n"
+                    f"{ignore}}}\n",
                 )
-                run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan")
+                self.call("reshard-compile job.yaml -o plan")
                 self.run_command("reshard-exec", f"--target={target}", "--check", "--allow=extra")
                 self.assertTrue(target.is_dir())
                 if format == "dcp" or format == "megatron" or ignore == "[w]":
@@ -217,22 +196,12 @@ class Storage(FolderTest):
             "1000003}, rng: {opaque: 5000}, w: [1000, 100]}}\n"
         )
         for source, target in (("{storage: files}", "{mesh: {dp: 8}}"), ("{mesh: {dp: 8}}", "{storage: files}")):
-            (self.folder / "job.yaml").write_text(f"{model}source: {source}\ntarget: {target}\n")
+            self.write("job.yaml", f"{model}source: {source}\ntarget: {target}\n")
             for output, emit in (("plan", "plan"), ("ir", "ir")):
-                run(
-                    "reshard-compile",
-                    self.folder / "job.yaml",
-                    "-o",
-                    self.folder / output,
-                    f"--emit={emit}",
-                    "--verify-each",
-                    f"--report={self.folder / 'report'}",
-                )
-            self.run_command("reshard-inspect", "--verify")
-            self.run_command("reshard-exec", "--synthesize", "--check")
-            self.assertEqual(
-                json.loads((self.folder / "report").read_text())["bytes"]["storage"], 8 * 1000003 + 5000 + 200000
-            )
+                self.call("reshard-compile job.yaml -o", output, f"--emit={emit}", "--verify-each", "--report=report")
+            self.call("reshard-inspect plan --verify")
+            self.call("reshard-exec plan --synthesize --check")
+            self.assertEqual(self.json("report")["bytes"]["storage"], 8 * 1000003 + 5000 + 200000)
             overlaps = [line for line in (self.folder / "ir").read_text().splitlines() if line.startswith("overlap ")]
             whole = [number for number, line in enumerate(overlaps) if "extra_state" in line or "rng" in line]
             transfers = [line for line in (self.folder / "ir").read_text().splitlines() if line.startswith("transfer ")]
@@ -255,7 +224,7 @@ class Storage(FolderTest):
                 self.assertEqual(report["bytes"]["storage"], SIZE)
                 self.assertEqual(report["bytes"]["remote"], 0)
                 self.assertLessEqual(report["balance"]["storage_max"], 1.01 * report["balance"]["storage_bound"] + 512)
-                self.run_command("reshard-exec", "--synthesize", "--check")
+                self.call("reshard-exec plan --synthesize --check")
 
 
 class Processes(FolderTest):
@@ -271,11 +240,12 @@ model:
     layers.{layer}.columns: {shape: [256, 480], shard: {1: tp}}
     layers.{layer}.norm: [256]
 """
+    RUN = "reshard-exec plan --transport=mpi --target=out --check"
     ROW, TENSOR = 2 * 480, 2 * 480 * 256  # bytes of the longest row of a shard, and of a matrix
     SHARDED, WHOLE = 3 * 2 * 2 * 480 * 256, 3 * 2 * 256  # bytes; every target rank has the norms
 
     def read(self, rank):
-        listing = run("reshard-inspect", self.folder / "plan", f"--rank={rank}").stdout
+        listing = self.call(f"reshard-inspect plan --rank={rank}").stdout
         self.assertNotRegex(listing, "send|receive")
         return sum(int(count) for count in re.findall(r"<- source .*? (\d+) bytes: ", listing))
 
@@ -288,30 +258,17 @@ model:
         for ranks in (2, 3, 4):
             for source in ("{storage: in}", "{storage: in, mesh: {tp: 2}}"):
                 with self.subTest(source, processes=ranks):
-                    (self.folder / "job.yaml").write_text(
+                    self.write(
+                        "job.yaml",
                         f"{self.MODEL}source: {source}\ntarget: {{storage: out, mesh: {{tp: {ranks}}}}}\n"
-                        f"world: {ranks}\n"
+                        f"world: {ranks}\n",
                     )
-                    run("reshard-compile", "job.yaml", "-o", "plan", cwd=self.folder)
+                    self.call("reshard-compile job.yaml -o plan")
                     read = [self.read(rank) for rank in range(ranks)]
                     self.assertEqual(sum(read), self.SHARDED + ranks * self.WHOLE)
                     self.assertLessEqual(max(read) - min(read), self.ROW)
-                    run("reshard-exec", "plan", "--synthesize", "--source=in", cwd=self.folder)
-                    done = run(
-                        "timeout",
-                        "-k10",
-                        60,
-                        "mpirun",
-                        "-n",
-                        ranks,
-                        BIN / "reshard-exec",
-                        "plan",
-                        "--transport=mpi",
-                        "--target=out",
-                        "--check",
-                        cwd=self.folder,
-                        env=MPIRUN,
-                    )
+                    self.call("reshard-exec plan --synthesize --source=in")
+                    done = mpirun(ranks, self.RUN, cwd=self.folder)
                     self.assertEqual(sum(self.checked(done.stdout, ranks)), self.SHARDED + ranks * self.WHOLE)
                     for folder in ("in", "out"):
                         shutil.rmtree(self.folder / folder)
@@ -328,35 +285,21 @@ model:
         for format, dtype, written in jobs:
             with self.subTest(format, dtype=dtype):
                 target = f"{{storage: {{folder: out, format: {format}}}{dtype}}}"
-                (self.folder / "job.yaml").write_text(f"{model}source: {{storage: in}}\ntarget: {target}\nworld: 3\n")
-                run("reshard-compile", "job.yaml", "-o", "plan", cwd=self.folder)
-                run("reshard-inspect", "plan", "--verify", cwd=self.folder)
+                self.write("job.yaml", f"{model}source: {{storage: in}}\ntarget: {target}\nworld: 3\n")
+                self.call("reshard-compile job.yaml -o plan")
+                self.call("reshard-inspect plan --verify")
                 read = [self.read(rank) for rank in range(3)]
                 self.assertEqual(sum(read), all)
                 self.assertLessEqual(max(read) - min(read), self.TENSOR)  # a shorter run is not cut
-                run("reshard-exec", "plan", "--synthesize", "--source=in", cwd=self.folder)
-                done = run(
-                    "timeout",
-                    "-k10",
-                    60,
-                    "mpirun",
-                    "-n",
-                    3,
-                    BIN / "reshard-exec",
-                    "plan",
-                    "--transport=mpi",
-                    "--target=out",
-                    "--check",
-                    cwd=self.folder,
-                    env=MPIRUN,
-                )
+                self.call("reshard-exec plan --synthesize --source=in")
+                done = mpirun(3, self.RUN, cwd=self.folder)
                 checked = self.checked(done.stdout, 3)
                 if "quantize" not in dtype:  # the first process checks quantized params
                     self.assertGreater(min(checked), 0)
                 self.assertEqual(sum(checked), written)
-                (self.folder / "job.yaml").write_text(f"{model}source: {{storage: in}}\ntarget: {target}\n")
-                run("reshard-compile", "job.yaml", "-o", "plan", cwd=self.folder)
-                run("reshard-exec", "plan", "--target=alone", cwd=self.folder)
+                self.write("job.yaml", f"{model}source: {{storage: in}}\ntarget: {target}\n")
+                self.call("reshard-compile job.yaml -o plan")
+                self.call("reshard-exec plan --target=alone")
                 for path in sorted((self.folder / "alone").iterdir()):
                     self.assertEqual((self.folder / "out" / path.name).read_bytes(), path.read_bytes(), path.name)
                 for folder in ("in", "out", "alone"):
@@ -385,21 +328,13 @@ model:
 
     def assigned(self, read, group="", algorithm="megatron"):
         """{tensor: [ranks that read or write it]}, from the plan's transfers."""
+        options = f"--algorithm={algorithm} --verify-each --report=report"
         source, target = (self.FILES, self.RANKS) if read else (self.RANKS, self.FILES)
-        (self.folder / "job.yaml").write_text(f"{self.MODEL}source: {source}\ntarget: {target}\n{group}\n")
+        self.write("job.yaml", f"{self.MODEL}source: {source}\ntarget: {target}\n{group}\n")
         for output, emit in (("plan", "plan"), ("ir", "ir")):
-            run(
-                "reshard-compile",
-                self.folder / "job.yaml",
-                f"--algorithm={algorithm}",
-                "-o",
-                self.folder / output,
-                f"--emit={emit}",
-                "--verify-each",
-                f"--report={self.folder / 'report'}",
-            )
-        self.run_command("reshard-inspect", "--verify")
-        self.run_command("reshard-exec", "--synthesize", "--check")
+            self.call(f"reshard-compile job.yaml {options} -o {output} --emit={emit}")
+        self.call("reshard-inspect plan --verify")
+        self.call("reshard-exec plan --synthesize --check")
         overlaps, found = [], {}
         for line in (self.folder / "ir").read_text().splitlines():
             if line.startswith("overlap "):
@@ -444,66 +379,51 @@ model:
         report = {}
         for algorithm in ("megatron", "optimum"):
             self.assigned(True, algorithm=algorithm)
-            report[algorithm] = json.loads((self.folder / "report").read_text())["balance"]
+            report[algorithm] = self.json("report")["balance"]
         self.assertEqual(report["megatron"]["storage_max"], 4 * 1020)  # B's 20 and D's 1000
         self.assertEqual(report["optimum"]["storage_megatron"], report["megatron"]["storage_max"])
         self.assertLessEqual(report["optimum"]["storage_max"], 1.01 * report["optimum"]["storage_bound"] + 64)
 
     def test_options_without_effect_are_refused(self):
-        ranks = "{mesh: {tp: 2, dp: 4}}"
+        ranks, files, megatron = self.RANKS, self.FILES, "--algorithm=megatron"
         for source, target, options, flags, error in (
             (
                 ranks,
                 ranks,
                 "{group: dp}",
-                [],
+                "",
                 "job.yaml:14:18: error: 'group' distributes the reading and writing of files, but no endpoint has "
                 "'storage'",
             ),
             (
                 ranks,
-                self.FILES,
+                files,
                 "{exchange: p2p}",
-                [],
+                "",
                 "job.yaml:14:21: error: 'exchange' applies to a source that is read from files, but this source has "
                 "no 'storage'",
             ),
+            (ranks, files, "{group: dp}", "", f"error: 'group' has an effect on writing only with {megatron}"),
+            (ranks, ranks, "{staging: 1MiB}", megatron, f"error: {megatron} distributes reads and writes of files"),
             (
-                ranks,
-                self.FILES,
-                "{group: dp}",
-                [],
-                "error: 'group' has an effect on writing only with --algorithm=megatron",
-            ),
-            (
-                ranks,
-                ranks,
-                "{staging: 1MiB}",
-                ["--algorithm=megatron"],
-                "error: --algorithm=megatron distributes reads and writes of files",
-            ),
-            (
-                self.FILES,
+                files,
                 ranks,
                 "{group: dp}",
-                ["--algorithm=megatron", "--keep=plan"],
+                f"{megatron} --keep=plan",
                 "but --keep pins it: expected only one of the two options",
             ),
         ):
             with self.subTest(error):
-                (self.folder / "job.yaml").write_text(
-                    f"{self.MODEL}source: {source}\ntarget: {target}\noptions: {options}\n"
-                )
-                done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "out", *flags, code=2)
-                self.assertIn(error, done.stderr)
+                self.write("job.yaml", f"{self.MODEL}source: {source}\ntarget: {target}\noptions: {options}\n")
+                self.fails(error, f"reshard-compile job.yaml -o out {flags}")
                 self.assertFalse((self.folder / "out").exists())
 
     def test_refused(self):
-        (self.folder / "job.yaml").write_text(
-            f"{self.MODEL}source: {self.FILES}\ntarget: {self.RANKS}\noptions: {{group: [dq]}}\n"
+        self.write("job.yaml", f"{self.MODEL}source: {self.FILES}\ntarget: {self.RANKS}\noptions: {{group: [dq]}}\n")
+        self.fails(
+            "job.yaml:14:19: error: unknown axis 'dq' in 'group'; known here: tp, dp",
+            "reshard-compile job.yaml -o plan",
         )
-        done = run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "plan", code=2)
-        self.assertIn("job.yaml:14:19: error: unknown axis 'dq' in 'group'; known here: tp, dp", done.stderr)
 
 
 if __name__ == "__main__":
