@@ -8,36 +8,17 @@ models to transformers and from it; block FP8 for transformers.
 
 import json
 import os
-import subprocess
-import sys
 import unittest
 
 import torch
 
 import ranks
-from commands import run
-from megatron_checkpoint_test import load, state
-from megatron_test import LENGTH, MISSING, VOCABULARY, Model
+from commands import CONVERT, run, words_of
+from megatron_checkpoint_test import QWEN2, load, state
+from megatron_test import LENGTH, MISSING, Model
 from optimizer_test import CONFIG, Training, folder
 
-#: The models of megatron_test.Model, as transformers states them.
-QWEN = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "num_hidden_layers": 4,
-    "hidden_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 48,
-    "vocab_size": VOCABULARY,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 10000,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-    "hidden_act": "silu",
-    "max_position_embeddings": 64,
-}
+QWEN = QWEN2 | {"torch_dtype": "float32"}
 TOKENS = torch.arange(LENGTH).mul(7).add(3).remainder(70).unsqueeze(0)
 
 
@@ -100,15 +81,8 @@ class Conversions(ranks.RanksTest):
 
     def convert(self, *arguments):
         """Runs reshard-convert. Returns what it printed."""
-        done = subprocess.run(
-            [sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments],
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            env=os.environ | {"PYTHONPATH": str(self.folder / "module")},
-            timeout=300,
-        )
-        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        path = {"PYTHONPATH": str(self.folder / "module")}
+        done = run(*CONVERT, *words_of(*arguments), cwd=self.folder, env=os.environ | path, timeout=300)
         self.assertTrue(done.stdout.endswith("were compared with the source and are right\n"), done.stdout)
         return done.stdout
 
@@ -117,20 +91,19 @@ class Conversions(ranks.RanksTest):
 class RecipesTest(Conversions):
     def test_fsdp2(self):
         self.ranks(4, save)
-        text = self.convert("saved", "hf", "--allow=extra")
+        text = self.convert("saved hf --allow=extra")
         self.assertIn("layouts: fsdp2-checkpoint to hf\n", text)
         torch.testing.assert_close(
             logits(self.folder / "hf"), torch.load(self.folder / "logits.pt"), rtol=1e-5, atol=1e-6
         )
 
-        self.convert("saved", "resumed", "--to=fsdp2", "--optimizer")
+        self.convert("saved resumed --to=fsdp2 --optimizer")
         self.ranks(2, resume)
 
         self.assertIn(
-            "with exp_avg, exp_avg_sq, param\n",
-            self.convert("saved", "moved", "--to=megatron", "--optimizer", "--allow=extra"),
+            "with exp_avg, exp_avg_sq, param\n", self.convert("saved moved --to=megatron --optimizer --allow=extra")
         )
-        self.convert("moved", "back", "--to=fsdp2", "--optimizer", "--allow=extra", "--config=saved/config.json")
+        self.convert("moved back --to=fsdp2 --optimizer --allow=extra --config=saved/config.json")
         digests = [
             {name: value for name, value in self.digests(path).items() if not name.endswith(".step")}
             for path in ("saved", "back")
@@ -145,9 +118,7 @@ class RecipesTest(Conversions):
     def test_megatron(self):
         self.ranks(4, save_megatron)
         (self.folder / "config.json").write_text(json.dumps(QWEN))
-        self.assertIn(
-            "layouts: megatron-checkpoint to hf\n", self.convert("iter_0001000", "from-megatron", "--allow=extra")
-        )
+        self.assertIn("layouts: megatron-checkpoint to hf\n", self.convert("iter_0001000 from-megatron --allow=extra"))
         torch.testing.assert_close(
             logits(self.folder / "from-megatron"), torch.load(self.folder / "logits.pt"), rtol=1e-5, atol=1e-5
         )
@@ -157,9 +128,9 @@ class RecipesTest(Conversions):
         torch.manual_seed(5)
         transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**QWEN)).save_pretrained(self.folder / "qwen")
         torch.save(logits(self.folder / "qwen"), self.folder / "logits.pt")
-        self.convert("qwen", "to-megatron", "--to=megatron")
+        self.convert("qwen to-megatron --to=megatron")
         self.ranks(4, load_megatron)
-        self.convert("to-megatron", "qwen-again", "--config=qwen/config.json", "--allow=extra")
+        self.convert("to-megatron qwen-again --config=qwen/config.json --allow=extra")
         self.assertEqual(self.digests("qwen"), self.digests("qwen-again"))
 
     def test_fp8(self):
@@ -172,14 +143,7 @@ class RecipesTest(Conversions):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG))
         model.save_pretrained(self.folder / "bf16")
         expected = logits(self.folder / "bf16")
-        self.convert(
-            "bf16",
-            "fp8",
-            "--quantize=block_fp8",
-            "--unquantized=*embed_tokens*",
-            "--unquantized=lm_head*",
-            "--copy=bf16",
-        )
+        self.convert("bf16 fp8 --quantize=block_fp8 --unquantized=*embed_tokens* --unquantized=lm_head* --copy=bf16")
         stated = transformers.FineGrainedFP8Config.from_dict(
             transformers.AutoConfig.from_pretrained(self.folder / "fp8").quantization_config
         )

@@ -11,8 +11,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import tempfile
 import unittest
 from fnmatch import fnmatch
@@ -21,29 +19,28 @@ from pathlib import Path
 import torch
 
 import ranks
-from commands import run
+from commands import CONVERT, run
 from megatron_test import MISSING, VOCABULARY, Model
 from support import MODELS
 
 NUMBERS = "layers: 4, hidden: 32, heads: 4, kv_heads: 2, head_dim: 8, ffn: 48, vocab: 128"
-QWEN2 = json.dumps(
-    {
-        "architectures": ["Qwen2ForCausalLM"],
-        "model_type": "qwen2",
-        "num_hidden_layers": 4,
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "intermediate_size": 48,
-        "vocab_size": VOCABULARY,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000,
-        "tie_word_embeddings": False,
-        "hidden_act": "silu",
-        "max_position_embeddings": 64,
-    }
-)
+#: The models of megatron_test.Model, as transformers states them.
+QWEN2 = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "vocab_size": VOCABULARY,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+}
 #: The models of megatron_test.Model: Qwen2's architecture, and experts with a router bias.
 DENSE = f"extend: {MODELS}/qwen2.5-7b.yaml\ndtype: fp32\nlet: {{{NUMBERS}, tied: false}}\n"
 EXPERTS = (
@@ -93,15 +90,8 @@ def command(folder, *arguments, code=0):
     """Runs reshard-convert in a folder. Returns what it printed."""
     import reshard
 
-    done = subprocess.run(
-        [sys.executable, "-c", "from reshard.commands import convert; convert()", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(reshard.__file__).parents[1])},
-        timeout=300,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
+    path = {"PYTHONPATH": str(Path(reshard.__file__).parents[1])}
+    done = run(*CONVERT, *arguments, code=code, cwd=folder, env=os.environ | path, timeout=300)
     return done.stdout + done.stderr
 
 
@@ -156,21 +146,10 @@ def through(rank, yaml, layout, source, others, config="{}", left=(), recognized
         )
     else:
         megatron, hf = (f", ignore: '{glob}'" for glob in left) if left else ("", "")
-        on_rank_0(
-            rank,
-            lambda: convert(
-                folder, yaml, f"{{layout: {layout}, storage: saved{megatron}}}", f"{{layout: hf, storage: hf{hf}}}"
-            ),
-        )
-        on_rank_0(
-            rank,
-            lambda: convert(
-                folder,
-                yaml,
-                f"{{layout: hf, storage: hf{hf}}}",
-                f"{{layout: {layout}, storage: {{folder: ours, format: megatron, chunk: 4KiB}}{megatron}}}",
-            ),
-        )
+        saved, files = f"{{layout: {layout}, storage: saved{megatron}}}", f"{{layout: hf, storage: hf{hf}}}"
+        ours = f"{{layout: {layout}, storage: {{folder: ours, format: megatron, chunk: 4KiB}}{megatron}}}"
+        on_rank_0(rank, lambda: convert(folder, yaml, saved, files))
+        on_rank_0(rank, lambda: convert(folder, yaml, files, ours))
     for other in others:
         expected = {
             name: value
@@ -208,7 +187,7 @@ def dense(rank, layout="megatron-checkpoint", **more):
     other = Model(2, pp=4)
     folder = through(rank, DENSE, layout, source, [other, Model(3, tp=4)], **more)
     torch.testing.assert_close(other.logits(), expected, rtol=1e-5, atol=1e-5)
-    found = on_rank_0(rank, lambda: transformers_logits(folder / "hf", QWEN2))
+    found = on_rank_0(rank, lambda: transformers_logits(folder / "hf", json.dumps(QWEN2)))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -220,7 +199,7 @@ def layers(rank):
 
 def singleton(rank):
     """singleton_local_shards: gate and up apart."""
-    dense(rank, "megatron-checkpoint-singleton", config=QWEN2, recognized=True)
+    dense(rank, "megatron-checkpoint-singleton", config=json.dumps(QWEN2), recognized=True)
 
 
 def experts(rank):
@@ -244,7 +223,7 @@ def hashes(rank):
     torch.distributed.barrier()
 
     def check():
-        (folder / "config.json").write_text(QWEN2)
+        (folder / "config.json").write_text(json.dumps(QWEN2))
         convert = ("saved", "hf", "--config=config.json", "--allow=extra")
         text = command(folder, *convert)
         assert re.search(r"verified +\d+ file\(s\) have the hashes in integrity.json", text), text

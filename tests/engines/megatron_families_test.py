@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import ranks
-from megatron_test import MISSING, VOCABULARY, Model
+from megatron_test import MISSING, VOCABULARY, Model, stage
 from support import MODELS
 
 if not MISSING:
@@ -27,7 +27,6 @@ if not MISSING:
     from megatron.core.fusions.fused_bias_geglu import quick_gelu
     from megatron.core.models.gpt import experimental_attention_variant_module_specs as variants
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.models.mamba.mamba_layer_specs import mamba_stack_spec
     from megatron.core.models.mamba.mamba_model import MambaModel
     from megatron.core.transformer.enums import AttnBackend
@@ -132,20 +131,8 @@ class Family(Model):
             spec = variants.get_transformer_block_with_experimental_attention_variant_spec(config)
         else:
             spec = get_gpt_decoder_block_spec(config, use_transformer_engine=True, normalization="RMSNorm")
-        return GPTModel(
-            config,
-            spec,
-            vocabulary,
-            64,
-            position_embedding_type="rope",
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=tied,
-            mtp_block_spec=get_gpt_mtp_block_spec(config, spec, use_transformer_engine=True)
-            if config.mtp_num_layers
-            else None,
-            **self.more,
-        )
+        ahead = get_gpt_mtp_block_spec(config, spec, use_transformer_engine=True) if config.mtp_num_layers else None
+        return stage(config, vocabulary, tied, spec, mtp_block_spec=ahead, **self.more)
 
     def forward(self, labels=None):
         """The logits of this rank, or None before the last stage. Megatron-Core computes those of multi-token

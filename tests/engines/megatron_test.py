@@ -46,6 +46,21 @@ except ImportError as error:
 STEPS, VOCABULARY, LENGTH = 5, 128, 8
 
 
+def stage(config, vocabulary, tied, spec=None, **more):
+    """The GPTModel of this rank. spec: of its layers, without Transformer Engine by default."""
+    return GPTModel(
+        config,
+        spec or get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"),
+        vocabulary,
+        64,
+        position_embedding_type="rope",
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=tied,
+        **more,
+    )
+
+
 class Model:
     """A model in its own parallelism. Megatron-Core keeps process groups in globals; they are set while it is used."""
 
@@ -128,16 +143,7 @@ class Model:
             else {"add_qkv_bias": True}
         )
         config = TransformerConfig(**self.settings(experts) | more)
-        return GPTModel(
-            config,
-            get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"),
-            vocabulary,
-            64,
-            position_embedding_type="rope",
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=tied,
-        )
+        return stage(config, vocabulary, tied)
 
     initial = None
     made = {}  # the process groups of each parallelism: many groups make a process slow

@@ -151,8 +151,7 @@ class RecordMegatron(unittest.TestCase):
         """As those of a distributed optimizer."""
         of = ShardedTensor.from_rank_offsets("w", torch.zeros(4, 2), (0, 1, 2))
         of.flattened_range = slice(0, 4)
-        with self.assertRaisesRegex(Error, "w: found a flattened range of w"):
-            tensors_of_state({"w": of})
+        self.assertRaisesRegex(Error, "w: found a flattened range of w", tensors_of_state, {"w": of})
 
 
 if __name__ == "__main__":

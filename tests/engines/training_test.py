@@ -18,15 +18,12 @@ import ranks
 from convert_recipes_test import Conversions
 from documents import examples
 from llama_names import joined, split
-from megatron_test import MISSING, Model
+from megatron_test import MISSING, Model, stage
 from optimizer_test import CONFIG, STEPS, Training, folder
 
 if not MISSING:
     import megatron_training
 
-    from megatron.core import parallel_state
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
-    from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 #: The numbers of megatron_test.Model. 28 rows of Megatron-Core's vocabulary are padding.
@@ -49,17 +46,7 @@ class Llama(Model):
     """The model of FSDP2, without biases."""
 
     def build(self, experts, tied, vocabulary):
-        config = TransformerConfig(**self.settings(experts))
-        return GPTModel(
-            config,
-            get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm"),
-            vocabulary,
-            64,
-            position_embedding_type="rope",
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=tied,
-        )
+        return stage(TransformerConfig(**self.settings(experts)), vocabulary, tied)
 
 
 def stored(name):

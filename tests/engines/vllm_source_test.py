@@ -157,8 +157,7 @@ class SourceTest(unittest.TestCase):
                 r"'model.layers.1.mlp.up_proj.weight': found shards {}, expected {0: 'axis0'}",
             ),
         ):
-            with self.assertRaisesRegex(reshard.Error, text):
-                source_of(source)
+            self.assertRaisesRegex(reshard.Error, text, source_of, source)
         with self.assertRaisesRegex(reshard.Error, "found data_parallel_size 2, expected 1"):
             target_of(ParallelConfig(data_parallel_size=2, distributed_executor_backend="mp"), 2)
 

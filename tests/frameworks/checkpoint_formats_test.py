@@ -15,7 +15,7 @@ import sys
 import unittest
 from pathlib import Path
 
-from commands import FolderTest, run
+from commands import FolderTest, job_of, run
 
 MISSING = [name for name in ("torch", "megatron.core") if importlib.util.find_spec(name.split(".")[0]) is None]
 DEADLINE = 300  # seconds for the ranks of a case
@@ -398,15 +398,14 @@ class CheckpointFormats(FolderTest):
             name: {"shape": list(values()[name].shape), "dtype": dtypes[str(values()[name].dtype)]} for name in names
         }
         layouts = {"plain": {"params": "same"}, "saved": {"params": {prefix + name: {"holds": name} for name in names}}}
-        job = {
-            "version": 1,
-            "model": {"tensors": tensors, "layouts": layouts},
-            "source": {"layout": "saved", "storage": str(source)},
-            "target": {"layout": "plain", "storage": target},
-        }
-        (self.folder / "job.yaml").write_text(json.dumps(job))
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
-        run("reshard-exec", self.folder / "p.rplan", "--check", *options)
+        job = job_of(
+            {"tensors": tensors, "layouts": layouts},
+            {"layout": "saved", "storage": str(source)},
+            {"layout": "plain", "storage": target},
+        )
+        self.write("job.yaml", json.dumps(job))
+        self.call("reshard-compile job.yaml -o p.rplan")
+        self.call("reshard-exec p.rplan --check", *options)
 
     def test_jobs(self):
         import torch
@@ -671,21 +670,18 @@ class CheckpointFormats(FolderTest):
 
     def resave(self, tensors, source):
         """A file of torch.save through a job to another one, which PyTorch loads."""
-        (self.folder / "job.yaml").write_text(
+        self.write(
+            "job.yaml",
             json.dumps(
-                {
-                    "version": 1,
-                    "model": tensors | {"layouts": {"same": {"params": "same"}}},
-                    "source": {"layout": "same", "storage": str(source)},
-                    "target": {
-                        "layout": "same",
-                        "storage": {"folder": str(self.folder / "out"), "format": "torch-save"},
-                    },
-                }
-            )
+                job_of(
+                    tensors | {"layouts": {"same": {"params": "same"}}},
+                    {"layout": "same", "storage": str(source)},
+                    {"layout": "same", "storage": {"folder": str(self.folder / "out"), "format": "torch-save"}},
+                )
+            ),
         )
-        run("reshard-compile", self.folder / "job.yaml", "-o", self.folder / "p.rplan")
-        run("reshard-exec", self.folder / "p.rplan", "--check", "--memory=1GiB")
+        self.call("reshard-compile job.yaml -o p.rplan")
+        self.call("reshard-exec p.rplan --check --memory=1GiB")
 
     def test_tensors_that_are_not_their_elements(self):
         """What PyTorch saves with more than its elements, shape and strides is refused by name; what it resolves is
@@ -716,7 +712,7 @@ class CheckpointFormats(FolderTest):
         for expected, tensor in cases:
             with self.subTest(expected):
                 torch.save({"a": tensor}, self.folder / "x.pt")
-                self.assertIn(expected, run("reshard-inspect", self.folder / "x.pt", code=2).stderr)
+                self.fails(expected, "reshard-inspect x.pt")
         for tensor in (
             complex_.conj().imag.resolve_neg(),
             parameter,
@@ -725,7 +721,7 @@ class CheckpointFormats(FolderTest):
             torch.nn.Buffer(ones),
         ):
             torch.save({"a": tensor.contiguous()}, self.folder / "x.pt")
-            self.assertIn("  a  ", run("reshard-inspect", self.folder / "x.pt").stdout)
+            self.prints("  a  ", "reshard-inspect x.pt")
 
     def test_archives_of_many_tensors(self):
         """More than the 65,535 members that a zip archive has without its 64-bit records."""

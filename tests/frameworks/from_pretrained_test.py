@@ -113,19 +113,12 @@ class FromPretrained(ConvertTest):
 
     def test_written_with_the_files_of_a_model(self):
         original = self.original(True, **SMALL)
-        run("reshard-compile", f"--describe={original}", "-o", self.folder / "model.yaml")
+        self.call(f"reshard-compile --describe={original} -o model.yaml")
         job = self.folder / "job.yaml"
         job.write_text("version: 1\nmodel: model.yaml\nsource: {storage: original}\ntarget: {storage: one}\n")
-        run("reshard-compile", job, "-o", self.folder / "plan")
-        run("reshard-exec", self.folder / "plan", "--check", f"--copy={original}")
-        run(
-            "reshard-exec",
-            self.folder / "plan",
-            "--check",
-            f"--copy={original}",
-            "--max-shard-size=64KiB",
-            f"--target={self.folder / 'many'}",
-        )
+        self.call("reshard-compile", job, "-o", "plan")
+        self.call(f"reshard-exec plan --check --copy={original}")
+        self.call(f"reshard-exec plan --check --copy={original} --max-shard-size=64KiB --target=many")
         self.assertEqual([path.name for path in (self.folder / "one").glob("*.safetensors*")], ["model.safetensors"])
         self.assertGreater(len(list((self.folder / "many").glob("model-*-of-*.safetensors"))), 3)
         for name in ("one", "many"):
@@ -141,12 +134,10 @@ class FromPretrained(ConvertTest):
         saved = load_file(original / "model.safetensors")
         self.assertNotIn("lm_head.weight", saved)
         (self.folder / "both").mkdir()
-        save_file(
-            saved | {"lm_head.weight": saved["model.embed_tokens.weight"].clone()},
-            self.folder / "both/model.safetensors",
-        )
+        both = saved | {"lm_head.weight": saved["model.embed_tokens.weight"].clone()}
+        save_file(both, self.folder / "both/model.safetensors")
         for source in ("dcp", "both"):
-            self.assertIn("lm_head.weight", run("reshard-inspect", self.folder / source).stdout)
+            self.prints("lm_head.weight", "reshard-inspect", source)
             self.convert(
                 source, f"from-{source}", "--to=hf", f"--config={original / 'config.json'}", f"--copy={original}"
             )
@@ -187,15 +178,15 @@ class FromPretrained(ConvertTest):
             f"version: 1\nmodel: {models / 'qwen3-8b.yaml'}\nsource: {{layout: hf, storage: weights}}\n"
             f"target: {{layout: hf, storage: written}}\n"
         )
-        run(
+        self.call(
             "reshard-compile",
             job,
             "-o",
-            self.folder / "plan",
+            "plan",
             *(f"--set=model.let.{name}={value}" for name, value in numbers.items()),
         )
-        run("reshard-exec", self.folder / "plan", "--synthesize", f"--source={self.folder / 'weights'}")
-        run("reshard-exec", self.folder / "plan", f"--copy={original}", "--memory=2GiB")
+        self.call("reshard-exec plan --synthesize --source=weights")
+        self.call(f"reshard-exec plan --copy={original} --memory=2GiB")
         files = sorted((self.folder / "written").glob("model-*.safetensors"))
         self.assertEqual(
             [path.name for path in files], ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import support
-from commands import FolderTest, run
+from commands import FolderTest
 
 KIMI = {
     "layers": 3,
@@ -43,23 +43,11 @@ def blocks_of(weight):
 
 class Published(FolderTest):
     def move(self, model, source, target, out, *sets):
-        (self.folder / "job.yaml").write_text(
-            f"version: 1\nmodel: {model}\nsource: {{{source}}}\ntarget: {{{target}, convert: rne}}\n"
+        self.write(
+            "job.yaml", f"version: 1\nmodel: {model}\nsource: {{{source}}}\ntarget: {{{target}, convert: rne}}\n"
         )
-        run(
-            "reshard-compile",
-            self.folder / "job.yaml",
-            "-o",
-            self.folder / "plan",
-            *[f"--set=model.let.{each}" for each in sets],
-        )
-        run(
-            "reshard-exec",
-            self.folder / "plan",
-            f"--source={self.folder / 'in'}",
-            f"--target={self.folder / out}",
-            "--check",
-        )
+        self.call("reshard-compile job.yaml -o plan", *[f"--set=model.let.{each}" for each in sets])
+        self.call(f"reshard-exec plan --source=in --target={out} --check")
         return {
             name: tensor
             for path in sorted((self.folder / out).glob("*.safetensors"))
@@ -79,7 +67,7 @@ class Published(FolderTest):
         from transformers import AutoModelForCausalLM, Mxfp4Config
 
         torch.manual_seed(11)
-        (self.folder / "config.json").write_text(json.dumps(support.CONFIGS["gpt-oss-120b"]))
+        self.write("config.json", json.dumps(support.CONFIGS["gpt-oss-120b"]))
         module = support.live(support.config("gpt-oss-120b", self.folder / "config.json"), "cpu")
         with torch.no_grad():
             for tensor in module.state_dict().values():
@@ -92,7 +80,7 @@ class Published(FolderTest):
         for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
             tensors[name + "_blocks"], tensors[name + "_scales"] = blocks_of(tensors.pop(name).transpose(1, 2))
         save_file(tensors, at, metadata={"format": "pt"})
-        config = json.loads((self.folder / "in" / "config.json").read_text())
+        config = self.json("in/config.json")
         config["quantization_config"] = {
             "quant_method": "mxfp4",
             "modules_to_not_convert": [
@@ -102,7 +90,7 @@ class Published(FolderTest):
                 "lm_head",
             ],
         }
-        (self.folder / "in" / "config.json").write_text(json.dumps(config))
+        self.write("in/config.json", json.dumps(config))
         loaded = AutoModelForCausalLM.from_pretrained(
             self.folder / "in", quantization_config=Mxfp4Config(dequantize=True), dtype=torch.bfloat16
         )
@@ -125,17 +113,12 @@ class Published(FolderTest):
         scheme = QuantizationScheme(targets=["Linear"], weights=arguments)
         model = support.MODELS / "kimi-k2.yaml"
         sets = [f"{name}={value}" for name, value in KIMI.items()]
-        (self.folder / "job.yaml").write_text(
-            f"version: 1\nmodel: {model}\nsource: {{layout: hf, storage: in}}\ntarget: {{layout: hf, storage: out}}\n"
+        self.write(
+            "job.yaml",
+            f"version: 1\nmodel: {model}\nsource: {{layout: hf, storage: in}}\ntarget: {{layout: hf, storage: out}}\n",
         )
-        run(
-            "reshard-compile",
-            self.folder / "job.yaml",
-            "-o",
-            self.folder / "plan",
-            *[f"--set=model.let.{each}" for each in sets],
-        )
-        run("reshard-exec", self.folder / "plan", "--synthesize", f"--source={self.folder / 'in'}")
+        self.call("reshard-compile job.yaml -o plan", *[f"--set=model.let.{each}" for each in sets])
+        self.call("reshard-exec plan --synthesize --source=in")
         at = self.folder / "in" / "model.safetensors"
         wanted, published = load_file(at), {}
         for name, tensor in list(wanted.items()):
@@ -169,14 +152,14 @@ class Published(FolderTest):
         weight = (torch.randn(64, 96) * torch.exp2(torch.randint(-9, 9, (64, 1)))).bfloat16()
         model = "{dtype: bf16, tensors: {w: [64, 96]}}"
         (self.folder / "in").mkdir()
-        save_file({"w": weight}, self.folder / "in" / "model.safetensors")
+        save_file({"w": weight}, self.folder / "in/model.safetensors")
         codes = self.move(model, "storage: in", "storage: out, quantize: int4", "codes")
         arguments = QuantizationArgs(num_bits=4, type="int", symmetric=True, strategy="group", group_size=32)
         groups = weight.unflatten(1, (-1, 32))
         scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), arguments)
         self.assertTrue(torch.equal(codes["w_scale"], scale))
         values = unpack_from_int32(codes["w_packed"], 4, weight.shape)
-        save_file(codes, self.folder / "in" / "model.safetensors")
+        save_file(codes, self.folder / "in/model.safetensors")
         self.same_bits(
             self.move(model, "storage: in, quantize: int4", "storage: out", "back"), {"w": dequantize(values, scale)}
         )
