@@ -188,12 +188,13 @@ layouts:
         self.assertIn('"layers.{layer}.experts.fc2.weight": {1: etp}', text)
         shapes = self.compiles(text, "{layout: trainer, mesh: {tp: 4, views: [{etp: 4}]}}")
         self.assertEqual(shapes, {name: parameter.shape for name, parameter in parameters.items()})
-        with self.assertRaisesRegex(
+        self.assertRaisesRegex(
             reshard.Error,
             r"'layers.0.fc1.weight' is tensor parallel, but the size of axis 'tp' is unknown: pass it in "
             r"axes=\{'tp': SIZE\} \(--axis=tp=SIZE\)",
-        ):
-            reshard.describe(parameters)
+            reshard.describe,
+            parameters,
+        )
 
     def test_refusals(self):
         for parameters, message in (

@@ -133,20 +133,16 @@ class Plans(unittest.TestCase):
             (2, "source", "source has no rank 2"),
             (0, "goal", "no endpoint 'goal'.* source, target"),
         ):
-            with self.assertRaisesRegex(reshard.Error, message):
-                plan.params(rank, endpoint)
+            self.assertRaisesRegex(reshard.Error, message, plan.params, rank, endpoint)
         both = reshard.compile(job(), target={"ranks": [0]})
-        with self.assertRaisesRegex(
-            reshard.Error, r"rank 0 is in several endpoints \(source, target\): pass endpoint=…"
-        ):
-            both.params(0)
+        self.assertRaisesRegex(
+            reshard.Error, r"rank 0 is in several endpoints \(source, target\): pass endpoint=…", both.params, 0
+        )
 
     def test_not_a_plan(self):
         Path("junk.rplan").write_bytes(b"junk" * 100)
-        with self.assertRaisesRegex(reshard.PlanError, "junk.rplan': not a plan"):
-            reshard.Plan.open("junk.rplan")
-        with self.assertRaisesRegex(reshard.PlanError, "absent.rplan"):
-            reshard.Executor("absent.rplan")
+        self.assertRaisesRegex(reshard.PlanError, "junk.rplan': not a plan", reshard.Plan.open, "junk.rplan")
+        self.assertRaisesRegex(reshard.PlanError, "absent.rplan", reshard.Executor, "absent.rplan")
 
 
 class Running(unittest.TestCase):
@@ -177,11 +173,9 @@ class Running(unittest.TestCase):
             self.assertEqual(arrays[2]["scale"], arrays[0]["scale"])
         self.assertEqual((executor.version, executor.state, executor.ranks), (2, "complete", (0, 1, 2)))
         self.assertGreaterEqual(executor.nbytes, plan.summary.target_bytes)
-        with self.assertRaisesRegex(reshard.Error, "device 'cpu' has no streams"):
-            executor.run(stream=7)
+        self.assertRaisesRegex(reshard.Error, "device 'cpu' has no streams", executor.run, stream=7)
         executor.close()
-        with self.assertRaisesRegex(reshard.Error, "closed"):
-            executor.run()
+        self.assertRaisesRegex(reshard.Error, "closed", executor.run)
 
     def test_digests_and_checked_runs(self):
         plan = reshard.compile(job("bf16"))
@@ -195,8 +189,7 @@ class Running(unittest.TestCase):
             executor.prepare()
             with self.assertRaisesRegex(reshard.Error, "found check=False, expected True or a number of runs"):
                 executor.run(first_index=True)
-            with self.assertRaisesRegex(reshard.Error, "no check of a run on a stream"):
-                executor.run(stream=7, check=True)
+            self.assertRaisesRegex(reshard.Error, "no check of a run on a stream", executor.run, stream=7, check=True)
             executor.run(timeout=60, check=True, changed=True)
             self.assertEqual((executor.version, executor.state, executor.undigested), (1, "complete", ()))
             digests = executor.digest(timeout=60)
@@ -206,12 +199,14 @@ class Running(unittest.TestCase):
             self.assertEqual(executor.digest("target"), digests)
             held[2]["l.1.up"][7, 5] = 0
             self.assertEqual([name for name, each in executor.digest(1).items() if each != digests[name]], ["l.1.up"])
-            with self.assertRaisesRegex(reshard.Error, "the plan has no endpoint 'goal'"):
-                executor.digest("goal")
-            with self.assertRaisesRegex(
-                reshard.Error, "the source has not changed since the last run that was checked"
-            ):
-                executor.run(check=1, changed=True)
+            self.assertRaisesRegex(reshard.Error, "the plan has no endpoint 'goal'", executor.digest, "goal")
+            self.assertRaisesRegex(
+                reshard.Error,
+                "the source has not changed since the last run that was checked",
+                executor.run,
+                check=1,
+                changed=True,
+            )
 
     def test_dlpack(self):
         for dtype in ("fp32", "fp64", "fp16", "i8", "i64", "u16", "bool"):
@@ -282,8 +277,7 @@ target: {layout: served, mesh: {}, ranks: [1]}
 
         executor.bind({"w": np.arange(4, dtype=np.float32)}, rank=0)
         executor.bind({"w": target}, rank=1)
-        with self.assertRaisesRegex(reshard.BindError, "needs the hook 'fold'"):
-            executor.prepare()
+        self.assertRaisesRegex(reshard.BindError, "needs the hook 'fold'", executor.prepare)
         executor.set_hook("fold", fold)
         executor.prepare()
         executor.run()
@@ -320,8 +314,7 @@ target: {layout: served, mesh: {}, ranks: [1]}
             for name in ("l.1.up", "l.0.up"):
                 self.assertEqual(executor.allocate(name, "target", 2).shape, (8, 6))
             for name, text in (("l.2.up", "target rank 2 param 'l.2.up': found no such param"),):
-                with self.assertRaisesRegex(reshard.BindError, text):
-                    executor.allocate(name, "target", 2)
+                self.assertRaisesRegex(reshard.BindError, text, executor.allocate, name, "target", 2)
             executor.on_landed("l.1.*", land)
             executor.on_landed("l.0.*", land)
             executor.prepare()
@@ -330,10 +323,12 @@ target: {layout: served, mesh: {}, ranks: [1]}
             for values in repacked.values():
                 self.assertTrue((values == np.repeat([1.0, 2.0], 4)).all())
             failing.append(1)
-            with self.assertRaisesRegex(
-                reshard.RunError, r"target rank 2: the hook of on_landed\('l\.0\.\*'\) failed: no room"
-            ):
-                executor.run(timeout=60)
+            self.assertRaisesRegex(
+                reshard.RunError,
+                r"target rank 2: the hook of on_landed\('l\.0\.\*'\) failed: no room",
+                executor.run,
+                timeout=60,
+            )
             self.assertEqual(executor.state, "torn")
             self.assertEqual(len(order), 3)  # no hook after the one that failed
             failing.clear()
@@ -347,8 +342,7 @@ target: {layout: served, mesh: {}, ranks: [1]}
             executor.bind({name: np.zeros(param.shape, "f4") for name, param in plan.params(2).items()}, "target", 2)
             executor.on_landed("l.0.*", land)
             executor.prepare()
-            with self.assertRaisesRegex(reshard.RunError, "no allocated param matches 'l.0.\\*'"):
-                executor.run(timeout=60)
+            self.assertRaisesRegex(reshard.RunError, "no allocated param matches 'l.0.\\*'", executor.run, timeout=60)
 
     def test_transforms(self):
         Path("transform.yaml").write_text("""version: 1
@@ -397,10 +391,11 @@ target: {layout: serve, mesh: {}, ranks: [2]}
         for rank in 0, 1:
             executor.bind({"e": np.zeros(0, np.float32)}, rank=rank)
         executor.set_transform("unpack", prepare_send=unpack)
-        with self.assertRaisesRegex(
-            reshard.BindError, "rank 2 param 'w' needs finalize of the transform 'pack', which is not set"
-        ):
-            executor.prepare()
+        self.assertRaisesRegex(
+            reshard.BindError,
+            "rank 2 param 'w' needs finalize of the transform 'pack', which is not set",
+            executor.prepare,
+        )
         with self.assertRaisesRegex(
             reshard.BindError, "target rank 2 param 'w' must not be bound: its memory belongs to the transform 'pack'"
         ):
@@ -576,35 +571,29 @@ class Refusals(unittest.TestCase):
         self.executor.bind({"l.0.up": frozen}, rank=0)
 
     def test_missing_and_overlapping(self):
-        with self.assertRaisesRegex(
-            reshard.BindError, "not all instances are bound: . of . (is|are) not, the first is "
-        ):
-            self.executor.prepare()
+        self.assertRaisesRegex(
+            reshard.BindError, "not all instances are bound: . of . (is|are) not, the first is ", self.executor.prepare
+        )
         same = np.zeros((8, 6), np.float32)
         self.executor.bind({"l.0.up": same, "l.1.up": same}, rank=2)
-        with self.assertRaisesRegex(reshard.BindError, "overlap in memory"):
-            self.executor.prepare()
+        self.assertRaisesRegex(reshard.BindError, "overlap in memory", self.executor.prepare)
 
     def test_which_rank(self):
-        with self.assertRaisesRegex(
-            reshard.BindError, "this process has 3 ranks: pass rank=… to select one of 0, 1, 2"
-        ):
-            self.executor.bind({})
+        self.assertRaisesRegex(
+            reshard.BindError, "this process has 3 ranks: pass rank=… to select one of 0, 1, 2", self.executor.bind, {}
+        )
 
     def test_order_and_options(self):
-        with self.assertRaisesRegex(reshard.Error, "run before prepare"):
-            self.executor.run()
+        self.assertRaisesRegex(reshard.Error, "run before prepare", self.executor.run)
         for stream, timeout, message in (
             (7, None, "enqueue before prepare"),
             (7, 1, "found a stream and a timeout"),
             ("7", None, "stream: found str, expected a stream"),
         ):
-            with self.assertRaisesRegex(reshard.Error, message):
-                self.executor.run(stream, timeout)
+            self.assertRaisesRegex(reshard.Error, message, self.executor.run, stream, timeout)
         with self.assertRaisesRegex(reshard.Error, "unknown transport 'pigeon'"):
             reshard.Executor(self.plan, transport="pigeon")
-        with self.assertRaisesRegex(reshard.Error, "rank 9"):
-            reshard.Executor(self.plan, 9)
+        self.assertRaisesRegex(reshard.Error, "rank 9", reshard.Executor, self.plan, 9)
         self.assertEqual(reshard.Executor(self.plan, [np.int64(2), 0]).ranks, (2, 0))
         self.assertEqual(reshard.Executor(self.plan, np.int64(1)).ranks, (1,))
         with self.assertRaisesRegex(reshard.Error, "timeout: found 0 seconds, expected more than 0"):
@@ -616,12 +605,12 @@ class Refusals(unittest.TestCase):
         executor = reshard.Executor(plan)
         reshard.compile(job("bf16"), output="replaced.rplan")
         for call in (lambda: reshard.Executor(plan), lambda: executor.replace(plan)):
-            with self.assertRaisesRegex(
+            self.assertRaisesRegex(
                 reshard.PlanError,
                 "'replaced.rplan' was replaced since this Plan was opened: "
                 f"it had the digest {plan.summary.digest}; open it again",
-            ):
-                call()
+                call,
+            )
         self.assertEqual(executor.plan, plan)
         executor.replace("replaced.rplan")
         self.assertEqual(executor.plan.params(2)["scale"].dtype, "bf16")
@@ -686,13 +675,16 @@ class Refusals(unittest.TestCase):
     def test_secrets(self):
         """A secret that C would cut, or take for none."""
         for secret in "", "\0", "\0abc", "abc\0def":
-            with self.assertRaisesRegex(
+            self.assertRaisesRegex(
                 reshard.Error,
                 "^secret: found an empty text, or one with NUL characters, "
                 "expected 1 to 4096 bytes, or None for the one in "
                 "RESHARD_SECRET$",
-            ):
-                reshard.Executor(self.plan, 0, secret=secret)
+                reshard.Executor,
+                self.plan,
+                0,
+                secret=secret,
+            )
         with (
             mock.patch.dict(os.environ, {"RESHARD_SECRET": ""}),
             self.assertRaisesRegex(
@@ -818,10 +810,8 @@ class Pull(unittest.TestCase):
             self.assertEqual(self.plan.endpoint(None, rank).role, "target")
             self.assertEqual(self.plan.params(rank), self.plan.params(5, "target"))
         for rank in (4 + 2 * 65536, -1, 2**32 + 4):
-            with self.assertRaisesRegex(reshard.Error, f"rank {rank} is in no endpoint"):
-                self.plan.params(rank)
-        with self.assertRaisesRegex(reshard.Error, "source has no rank 6"):
-            self.plan.params(6, "source")
+            self.assertRaisesRegex(reshard.Error, f"rank {rank} is in no endpoint", self.plan.params, rank)
+        self.assertRaisesRegex(reshard.Error, "source has no rank 6", self.plan.params, 6, "source")
         with self.assertRaisesRegex(reshard.Error, "rank 3 is in no endpoint"):  # without `replicas`
             reshard.compile(job()).params(3)
 
@@ -835,8 +825,7 @@ class Pull(unittest.TestCase):
             (lambda: executor.pull(check=True), "pull"),
             (executor.replicas, "replicas"),
         ):
-            with self.assertRaisesRegex(reshard.Error, f"^{name}.*pull"):
-                call()
+            self.assertRaisesRegex(reshard.Error, f"^{name}.*pull", call)
 
     def test_arguments(self):
         executor = reshard.Executor(self.plan)
@@ -847,8 +836,7 @@ class Pull(unittest.TestCase):
         with self.assertRaisesRegex(reshard.Error, "pull: found allow_undigested without check"):
             executor.pull(1, allow_undigested=True)
         for call in (executor.release, lambda timeout: executor.pull(1, timeout)):
-            with self.assertRaisesRegex(reshard.Error, "timeout: found 0 seconds, expected more than 0"):
-                call(0)
+            self.assertRaisesRegex(reshard.Error, "timeout: found 0 seconds, expected more than 0", call, 0)
 
     def test_a_replica_cannot_change(self):
         with self.assertRaises(AttributeError):
@@ -908,12 +896,14 @@ class Structs(unittest.TestCase):
         class Older(ctypes.Structure):
             _fields_ = _library.Options._fields_[:-2]
 
-        with self.assertRaisesRegex(
+        self.assertRaisesRegex(
             ImportError,
             "reshard_options: found 96 bytes in the Python module, expected 112 "
             "as in libreshard: their versions differ",
-        ):
-            _library.check_sizes(_library.library, {"reshard_options": Older})
+            _library.check_sizes,
+            _library.library,
+            {"reshard_options": Older},
+        )
 
     def test_options_without_size(self):
         options, executor = _library.Options(), ctypes.c_void_p()

@@ -279,8 +279,7 @@ class Hooks(unittest.TestCase):
         executor.set_transform("pack", finalize=lambda param: None)
         executor.prepare()
         executor.on_landed("*", lambda landed: executor.close())
-        with self.assertRaisesRegex(reshard.RunError, "close during run of the same executor"):
-            executor.run()
+        self.assertRaisesRegex(reshard.RunError, "close during run of the same executor", executor.run)
         self.assertEqual(executor.state, "torn")
 
     def test_what_ends_a_program_stays(self):
@@ -305,8 +304,7 @@ class Hooks(unittest.TestCase):
         """The handler raises in the function that the library calls, before its `try`: the hook has not run."""
         calls = []
         executor, _ = self.executor(fold=calls.append, pack=lambda param: signal.raise_signal(signal.SIGINT))
-        with self.assertRaises(KeyboardInterrupt):
-            executor.run()
+        self.assertRaises(KeyboardInterrupt, executor.run)
         self.assertEqual((executor.state, calls), ("torn", []))
         executor.close()
 

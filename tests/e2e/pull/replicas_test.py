@@ -520,8 +520,7 @@ class ReplicasTest(unittest.TestCase):
                 fleet.ask_sources("publish", 2, seconds=START)
                 fleet.sources[3].ask("spoil", 3)
                 fleet.wait(fleet.sources[3].idle, "spoil")
-                with self.assertRaisesRegex(AssertionError, found):
-                    fleet.pull_everywhere(2, check)
+                self.assertRaisesRegex(AssertionError, found, fleet.pull_everywhere, 2, check)
 
     def test_the_checker(self):
         """It notices a single bit, anywhere in a weight."""

@@ -166,11 +166,12 @@ class TrainerTest(unittest.TestCase):
 
         engine.update_weights = late
         self.step(2)
-        with self.assertRaisesRegex(
+        self.assertRaisesRegex(
             RuntimeError,
             "the memory of replica 0 rank 0 .* differs from version 2 of the source: wrong are the tensors 'b'",
-        ):
-            trainer.refit(check=True)
+            trainer.refit,
+            check=True,
+        )
         engine.update_weights = update
         self.step(3)
         self.assertEqual(trainer.refit(check=True), 3)
@@ -258,8 +259,7 @@ class TrainerTest(unittest.TestCase):
                 lambda url: _engine.CheckpointSide("none.rplan", rendezvous=url),
                 lambda url: nemo_rl.Engine(plan="none.rplan", rendezvous=url),
             ):
-                with self.assertRaisesRegex(reshard.Error, text):
-                    make(url)
+                self.assertRaisesRegex(reshard.Error, text, make, url)
         with self.assertRaisesRegex(reshard.Error, "unknown transport 'uxc'"):
             _engine.CheckpointSide("none.rplan", rendezvous="tcp://127.0.0.1:1", transport="uxc")
 
@@ -329,8 +329,7 @@ class TrainerTest(unittest.TestCase):
         trainer = self.trainer(engine)
         engine.refuses = "no memory for the update"
         begin = time.monotonic()
-        with self.assertRaisesRegex(RuntimeError, "no memory for the update"):
-            trainer.refit(timeout=2)
+        self.assertRaisesRegex(RuntimeError, "no memory for the update", trainer.refit, timeout=2)
         self.assertLess(time.monotonic() - begin, 30)
 
     def test_an_engine_that_is_stopped(self):
@@ -339,8 +338,7 @@ class TrainerTest(unittest.TestCase):
         trainer = self.trainer(engine)
         engine.process.send_signal(signal.SIGSTOP)
         begin = time.monotonic()
-        with self.assertRaisesRegex(TimeoutError, "rank 1"):
-            trainer.refit(timeout=2)
+        self.assertRaisesRegex(TimeoutError, "rank 1", trainer.refit, timeout=2)
         self.assertLess(time.monotonic() - begin, 30)
 
     def test_trainers_that_cannot_be_synchronized(self):
@@ -353,8 +351,7 @@ class TrainerTest(unittest.TestCase):
 
         trainer = self.trainer(engine, "pull", synchronize=synchronize)
         self.step(1)
-        with self.assertRaisesRegex(RuntimeError, "a trainer rank is lost"):
-            trainer.refit()
+        self.assertRaisesRegex(RuntimeError, "a trainer rank is lost", trainer.refit)
         self.step(2)
         self.assertEqual(trainer.refit(), 2)
         self.assertEqual(engine.values, {"a": [2], "b": [2]})
@@ -370,8 +367,7 @@ class TrainerTest(unittest.TestCase):
             (self.weights, ["c"], "left: 'c' matches no param"),
             ({"a": self.weights["a"]}, [], "'b': the plan has it, but not the module"),
         ):
-            with self.assertRaisesRegex(reshard.BindError, text):
-                shards_of(module, self.weights, left)
+            self.assertRaisesRegex(reshard.BindError, text, shards_of, module, self.weights, left)
         self.assertEqual(list(shards_of(more, self.weights, ["c"])), ["a", "b"])
 
     def test_an_engine_is_killed_in_an_update(self):
