@@ -130,16 +130,23 @@ public:
            schema::instances(plan.manifest(), endpoint, range->param(), range->mesh_rank())) {
         std::vector<std::byte> &memory = memory_.emplace_back(static_cast<size_t>(instance.bytes) + 1, std::byte{0xEE});
         table.push_back(memory.data());
-        std::mt19937_64 random(seed * 1000 + range->param() * 10 + instance.instance + 100 * range->mesh_rank());
         if (range->endpoint() == 0)
-          std::generate_n(memory.data(), instance.bytes,
-                          [&] { return static_cast<std::byte>(random() % 4 ? random() : random() % 3); });
+          sources_.emplace_back(&memory, range->param() * 10 + instance.instance + 100 * range->mesh_rank());
       }
     }
+    fill(seed);
     for (const auto &table : tables_)
       local.memory.push_back(table.data());
   }
 
+  /// Gives the source other values.
+  void fill(uint64_t seed) {
+    for (const auto &[memory, number] : sources_) {
+      std::mt19937_64 random(seed * 1000 + number);
+      std::generate(memory->begin(), memory->end() - 1,
+                    [&] { return static_cast<std::byte>(random() % 4 ? random() : random() % 3); });
+    }
+  }
   Status bind(const Plan &plan, Transport &transport) { return viewJobs_.bind(plan, local, transport); }
   const std::deque<std::vector<std::byte>> &memory() const { return memory_; }
 
@@ -148,6 +155,7 @@ public:
 private:
   std::deque<std::vector<std::byte *>> tables_;
   std::deque<std::vector<std::byte>> memory_;
+  std::vector<std::pair<std::vector<std::byte> *, uint64_t>> sources_; // instances, and what tells them apart
   ViewJobs viewJobs_;
 };
 
