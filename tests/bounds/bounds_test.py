@@ -17,7 +17,7 @@ FULL, SMALL = "RESHARD_FULL" in os.environ, "RESHARD_SMALL" in os.environ
 class Bounds(FolderTest):
     def test_realistic_jobs(self):
         kinds = set()
-        for seed in range(200 if FULL else 3 if SMALL else 12):
+        for seed in range(200 if FULL else 3 if SMALL else 40):
             node, kind = jobs.job(seed)
             kinds.add(kind)
             with self.subTest(seed=seed):
@@ -27,7 +27,7 @@ class Bounds(FolderTest):
 
     def test_no_plan_beats_the_optimum(self):
         compared = 0
-        for seed in range(100 if FULL else 2 if SMALL else 8):
+        for seed in range(60 if FULL else 2 if SMALL else 20):
             with self.subTest(seed=seed):
                 found = Measured(jobs.small_job(seed), self.folder)
                 least = optimum.optimum(found.layout())
