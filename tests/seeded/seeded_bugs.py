@@ -76,6 +76,7 @@ class ExecutionBugs:
 
     configure = (
         "-DRESHARD_TESTS=ON",
+        "-DRESHARD_CUDA=AUTO",  # as in the presets: gpu_test must find bugs too
         "-DCMAKE_BUILD_TYPE=None",
         "-DCMAKE_CXX_FLAGS=-O1 -DNDEBUG",
         "-DCMAKE_CUDA_FLAGS=-O1",
