@@ -26,6 +26,7 @@
 
 #include "executor/interfaces/channel.h"
 
+#include "executor/backends/ucx_arrivals.h"
 #include "executor/backends/ucx_connection.h"
 
 #include <algorithm>
@@ -52,150 +53,10 @@ constexpr double kTellSeconds = 0.2;
 constexpr double kConnectSeconds = 1;
 /// The most bytes of the reason that the peers are told.
 constexpr size_t kMaxReason = 1024;
-/// Longer messages are announced.
-constexpr uint64_t kEagerBytes = 2048;
-/// The most messages with data that one peer has sent and this process has not received. Beyond it, short messages are
-/// sent by rendezvous too, so that a fast sender does not fill the memory of a slow receiver.
-constexpr uint64_t kWindow = 16;
-
 /// Calls of ucp_worker_progress for work that is ready.
 constexpr int kMoreProgress = 100;
-/// The most messages of one peer that wait for their receive: kWindow, and one for each request of the peer. More are
-/// an error.
-constexpr size_t kMaxArrivals = size_t{1} << 16;
 /// The time between two probes of a peer. TCP accepts the first one after the peer has ended; a later one fails.
 constexpr std::chrono::milliseconds kProbeInterval{200};
-
-/// What a message is.
-enum Id : unsigned {
-  kMessage, // with its data, or by UCX's rendezvous
-  kReadMe,  // a message that the receiver reads out of the sender's memory
-  kRead,    // it has read message `number`
-  kReader,  // its sender can read the receiver's memory
-  kCredit,  // its sender has received `number` messages with data, ever
-  kProbe,   // its sender waits for the receiver; if the connection is lost, sending reveals it
-  kLoss,    // its sender fails because of rank `number`; with the reason as text
-  kRun,     // its sender begins run `number`
-};
-
-/// The header of each message.
-struct Header {
-  uint64_t session = 0;
-  uint64_t number = 0; // counts the messages from `rank` to the receiver, from 0 on
-  uint64_t bytes = 0;
-  uint64_t address = 0; // for kReadMe
-  uint32_t rank = 0, tag = 0;
-  Id id = kMessage;
-  uint32_t unused = 0;
-};
-
-/// A message that waits for its receive: its bytes have arrived, or been announced.
-struct Arrival {
-  Header header;
-  size_t place = 0;           // where bytes that have arrived are in the inbox
-  void *descriptor = nullptr; // the data's handle in UCX's rendezvous
-  bool eager() const { return header.id == kMessage && !descriptor; }
-};
-
-/// The messages of one peer that have arrived, and the receives that wait for one. A receive gets the first message of
-/// its tag, in the order in which the peer has sent them.
-class ArrivalQueue {
-public:
-  struct Match {
-    size_t request;
-    Arrival arrival;
-  };
-  /// Allocates what this many requests need.
-  void reserve(size_t requests) {
-    arrivals_.reserve(kWindow + requests);
-    receives_.reserve(requests);
-  }
-  /// The number of messages that have arrived, up to the first gap.
-  uint64_t admitted() const { return admitted_; }
-  /// Stores a message for match(). False if it breaks the protocol: `bytes` at `data` have come with it.
-  bool add(Arrival arrival, const void *data, size_t bytes) {
-    const Header &header = arrival.header;
-    const bool known = std::any_of(arrivals_.begin(), arrivals_.end(),
-                                   [&](const Arrival &each) { return each.header.number == header.number; });
-    if (known || header.number < admitted_ || header.bytes > kMaxChannelBytes || arrivals_.size() >= kMaxArrivals)
-      return false;
-    if (arrival.descriptor) {
-      if (header.id == kReadMe || bytes != std::max<uint64_t>(header.bytes, 1))
-        return false;
-    } else if (header.id == kReadMe) {
-      if (bytes != 0)
-        return false;
-    } else {
-      if (!inbox_)
-        inbox_ = std::make_unique<Inbox>();
-      bool(&used)[kWindow] = inbox_->used;
-      arrival.place = static_cast<size_t>(std::find(std::begin(used), std::end(used), false) - std::begin(used));
-      if (arrival.place == kWindow || bytes != header.bytes || bytes > kEagerBytes)
-        return false;
-      used[arrival.place] = true;
-      if (bytes > 0)
-        std::memcpy(inbox_->memory[arrival.place], data, bytes);
-    }
-    arrivals_.push_back(arrival);
-    return true;
-  }
-  /// The next message for which a receive waits.
-  std::optional<Match> match() {
-    // UCX may pass on messages of different lengths in another order than they were sent.
-    while (true) {
-      const auto next = std::find_if(arrivals_.begin(), arrivals_.end(),
-                                     [&](const Arrival &each) { return each.header.number == admitted_; });
-      if (next == arrivals_.end())
-        return {};
-      const auto receive = std::find_if(receives_.begin(), receives_.end(),
-                                        [&](const Receive &each) { return each.tag == next->header.tag; });
-      if (receive != receives_.end()) {
-        const Match match{receive->request, *next};
-        arrivals_.erase(next);
-        receives_.erase(receive);
-        ++admitted_;
-        return match;
-      }
-      const auto later =
-          std::find_if(arrivals_.begin(), next, [&](const Arrival &each) { return each.header.number > admitted_; });
-      std::rotate(later, next, next + 1);
-      ++admitted_;
-    }
-  }
-  /// The message that a new receive gets; null if it has not arrived.
-  const Arrival *find(uint32_t tag) const {
-    const auto arrival = std::find_if(arrivals_.begin(), arrivals_.end(), [&](const Arrival &each) {
-      return each.header.tag == tag && each.header.number < admitted_;
-    });
-    return arrival == arrivals_.end() ? nullptr : &*arrival;
-  }
-  void remove(const Arrival *found) { arrivals_.erase(arrivals_.begin() + (found - arrivals_.data())); }
-  void wait(size_t request, uint32_t tag) { receives_.push_back({request, tag}); }
-  const std::byte *bytesOf(const Arrival &arrival) const { return inbox_->memory[arrival.place]; }
-  /// The bytes of a message are copied.
-  void free(const Arrival &arrival) { inbox_->used[arrival.place] = false; }
-  /// Forgets all messages.
-  void drop(ucp_worker_h worker) {
-    for (const Arrival &arrival : arrivals_)
-      if (arrival.descriptor)
-        ucp_am_data_release(worker, arrival.descriptor);
-    arrivals_.clear();
-  }
-
-private:
-  struct Receive {
-    size_t request;
-    uint32_t tag;
-  };
-  struct Inbox {
-    std::byte memory[kWindow][kEagerBytes];
-    bool used[kWindow] = {};
-  };
-  std::vector<Arrival> arrivals_; // messages below admitted_ are in front, in the order of their numbers
-  std::vector<Receive> receives_; // without a message, in the order of the calls
-  std::unique_ptr<Inbox> inbox_;  // bytes of arrivals; made for the first one
-  uint64_t admitted_ = 0;
-};
 
 /// Why a peer is lost.
 struct Loss {
@@ -283,7 +144,7 @@ public:
     reported_.reset();
     ran_ = false;
     for (Peer &peer : old) {
-      peer.arrivals.drop(worker_);
+      drop(peer.arrivals);
       if (peer.connection && !peer.loss && peer.connection->failure == UCS_OK)
         former_[peer.connection->address] = peer.connection;
       else if (peer.connection)
@@ -364,7 +225,7 @@ public:
     former_.clear();
     for (Peer &peer : peers_) {
       peer.connection = nullptr;
-      peer.arrivals.drop(worker_);
+      drop(peer.arrivals);
     }
   }
 
@@ -401,6 +262,12 @@ private:
   void closeFormer() {
     for (const auto &[hello, connection] : std::exchange(former_, {}))
       worker_.disconnect(*connection);
+  }
+  /// Forgets messages that have arrived.
+  void drop(ArrivalQueue &arrivals) {
+    for (const Arrival &arrival : arrivals.takeAll())
+      if (arrival.descriptor)
+        ucp_am_data_release(worker_, arrival.descriptor);
   }
   /// Makes progress as long as work is ready.
   void progressMore() {
