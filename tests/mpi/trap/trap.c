@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Preloaded into the processes of an MPI run: raises a signal at a chosen call of MPI. RESHARD_TRAP="FUNCTION COUNT
    SIGNAL RANK": on world rank RANK, before the COUNT-th call (from 0) of FUNCTION. For MPI_Init_thread and
-   MPI_Finalize, COUNT 1 means after the call. SIGNAL 0: calls _exit(1), as Open MPI does if its start fails. */
+   MPI_Finalize, COUNT 1 means after the call. SIGNAL 0: calls _exit(1), as Open MPI does if its start fails. One for
+   each of several ranks: separated by commas. */
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
@@ -14,7 +15,10 @@ static void at(const char *function) {
   static int count = -1, number, rank = -1;
   if (count == -1) {
     const char *trap = getenv("RESHARD_TRAP"), *mine = getenv("OMPI_COMM_WORLD_RANK");
-    if (!trap || !mine || sscanf(trap, "%63s %d %d %d", name, &count, &number, &rank) != 4 || rank != atoi(mine))
+    for (; trap && mine && rank != atoi(mine); trap = strchr(trap, ',') ? strchr(trap, ',') + 1 : NULL)
+      if (sscanf(trap, "%63s %d %d %d", name, &count, &number, &rank) != 4)
+        break;
+    if (!mine || rank != atoi(mine))
       count = -2;
   }
   if (count >= 0 && strcmp(function, name) == 0 && count-- == 0) {
