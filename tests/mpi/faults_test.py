@@ -152,7 +152,7 @@ class AfterAFailure(PlanTest):
     def test_no_process_calls_finalize(self):
         """MPI_Finalize waits for all processes, and one has ended."""
         traps = "MPI_Isend 3 9 0,MPI_Finalize 0 9 2"
-        launch = start(self.folder / "killed", self.plan, "--repeat=60", trap=traps)
+        launch = start(self.folder / "killed", self.plan, "--repeat=60", trap=traps, deadline=10)
         self.addCleanup(launch.end)
         self.assertEqual(launch.wait(60, [0, 2]), {0: 137, 2: 3}, launch.texts())
 
