@@ -3,11 +3,11 @@
 [--only N...] [--places]
 
 compiler.json: bugs of the compiler, which random jobs of the property test must find. execution.json: bugs of
-everything else, each with the suites of ctest that must find it ("suites", names between "|"). Both list {file,
-old, new, why}. The file must contain `old` exactly once; white space is ignored. The copy is in build/seeded, always
-under one path, so that ccache knows its files from earlier runs. It is built once, so that each bug costs the
-compilation of one file and a link. The suites must pass in the copy before the first bug. Prints
-`N bugs, M found`. --places only checks that each file contains its `old` exactly once."""
+everything else, each with the suites of ctest that must find it ("suites", names between "|"); "large": a test that
+RESHARD_SMALL leaves out must find it. Both list {file, old, new, why}. The file must contain `old` exactly once; white
+space is ignored. The copy is in build/seeded, always under one path, so that ccache knows its files from earlier runs.
+It is built once, so that each bug costs the compilation of one file and a link. The suites must pass in the copy before
+the first bug. Prints `N bugs, M found`. --places only checks that each file contains its `old` exactly once."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LISTS = ("compiler", "execution")
 # A bug may hang a suite, which then has failed. A suite that takes half of that without a bug has twice its own time.
 SUITE_SECONDS = 200
+LARGE_SECONDS = 1200
 
 
 def old_pattern(bug: dict[str, str]) -> re.Pattern[str]:
@@ -89,8 +90,9 @@ class ExecutionBugs:
         self.copy = copy
         self.seconds: dict[str, float] = {}  # by suite, without a bug
 
-    def suites(self, names: set[str], limit: float, jobs: int) -> list[str]:
+    def suites(self, names: set[str], limit: float, jobs: int, large: bool = False) -> list[str]:
         """Runs suites by ctest. Those that failed, and how; the first failure ends them."""
+        environment = {name: value for name, value in os.environ.items() if not large or name != "RESHARD_SMALL"}
         ran = sh(
             "ctest",
             "--test-dir",
@@ -103,7 +105,7 @@ class ExecutionBugs:
             jobs,
             "-R",
             f"^({'|'.join(sorted(names))})$",
-            env=os.environ | {"GTEST_FAIL_FAST": "1"},
+            env=environment | {"GTEST_FAIL_FAST": "1"},
         )
         self.seconds |= {
             name: float(seconds)
@@ -124,8 +126,10 @@ class ExecutionBugs:
         return f"these suites fail without a bug: {', '.join(failed)}" if failed else ""
 
     def find(self, bug: dict[str, str]) -> tuple[bool, str]:
+        large = "large" in bug
+        limit = LARGE_SECONDS if large else SUITE_SECONDS
         for name in bug["suites"].split("|"):  # in this order, so that short suites may be first
-            if failed := self.suites({name}, max(SUITE_SECONDS, 2 * self.seconds[name]), 1):
+            if failed := self.suites({name}, max(limit, 2 * self.seconds[name]), 1, large):
                 return True, failed[0]
         return False, bug["suites"]
 

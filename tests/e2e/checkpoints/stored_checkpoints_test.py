@@ -282,6 +282,7 @@ target: {{layout: same, storage: out}}
         self.holds(folder, {"a": A, "short": B[:1]})
         self.refused("its chunks have 30 of 35 elements", saved(slice(0, 4), slice(4, 6)))
         self.refused("overlap", saved(slice(0, 4), slice(3, 7)))
+        self.refused("overlap", saved(slice(0, 4), slice(2, 5)))  # with as many elements as the tensor
         api = "torch.distributed._shard.sharded_tensor.api"
         kind, parts = Global(api, "ShardedTensor"), lambda *shards: sharded_tensor(list(shards), A.shape)
         cases = {
