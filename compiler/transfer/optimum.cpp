@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A maximum flow from send classes to groups of equal senders, for a load that begins at a lower bound and grows to the
+// A maximum flow from send classes to groups of senders, for a load that begins at a lower bound and grows to the
 // bound of each minimum cut until all bytes are carried.
 #include "compiler/transfer/optimum.h"
 
@@ -129,7 +129,19 @@ private:
 /// Senders that occur in the same classes.
 struct SenderGroup {
   std::vector<int32_t> senders;
-  int64_t base = 0;
+  int64_t base = 0, capacity = 0; // sums
+};
+
+/// The senders, with what each sends already and how much it can send.
+struct Senders {
+  const std::vector<int64_t> &base, &capacities;
+
+  int64_t capacity(int32_t sender) const { return capacities.empty() ? 1 : capacities[sender]; }
+  /// The bytes with which a sender has a load.
+  int64_t full(int32_t sender, int64_t load) const {
+    int64_t bytes = 0;
+    return __builtin_mul_overflow(load, capacity(sender), &bytes) ? INT64_MAX : bytes;
+  }
 };
 
 struct SenderGroups {
@@ -137,7 +149,7 @@ struct SenderGroups {
   std::vector<std::vector<uint32_t>> ofClass; // by class: its groups, ascending
 };
 
-SenderGroups groupSenders(const std::vector<SendClass> &classes, const std::vector<int64_t> &base) {
+SenderGroups groupSenders(const std::vector<SendClass> &classes, const Senders &senders) {
   std::map<int32_t, std::vector<uint32_t>> classesOf;
   for (uint32_t c = 0; c < classes.size(); ++c)
     for (int32_t sender : classes[c].senders)
@@ -150,7 +162,8 @@ SenderGroups groupSenders(const std::vector<SendClass> &classes, const std::vect
     if (group == result.groups.size())
       result.groups.emplace_back();
     result.groups[group].senders.push_back(sender);
-    result.groups[group].base += base[sender];
+    result.groups[group].base += senders.base[sender];
+    result.groups[group].capacity += senders.capacity(sender);
     groupOf[sender] = group;
   }
   for (const SendClass &each : classes) {
@@ -165,39 +178,47 @@ SenderGroups groupSenders(const std::vector<SendClass> &classes, const std::vect
   return result;
 }
 
-/// The load of groups that share the bytes of the classes for which counts(class) holds: a lower bound of the optimum.
+/// Raises the load of `result` to that of groups that share the bytes of the classes for which counts(class) holds: a
+/// lower bound of the optimum.
 template <class Counts>
-int64_t quotient(const std::vector<SendClass> &classes, const std::vector<SenderGroup> &groups,
-                 const std::vector<uint32_t> &among, Counts counts) {
-  int64_t bytes = 0, senders = 0;
+void raise(Optimum &result, const std::vector<SendClass> &classes, const std::vector<SenderGroup> &groups,
+           const std::vector<uint32_t> &among, Counts counts) {
+  int64_t bytes = 0, capacity = 0;
   for (uint32_t g : among) {
     bytes += groups[g].base;
-    senders += static_cast<int64_t>(groups[g].senders.size());
+    capacity += groups[g].capacity;
   }
   for (uint32_t c = 0; c < classes.size(); ++c)
     if (counts(c))
       bytes += classes[c].bytes;
-  return senders > 0 ? ceilDivide(bytes, senders) : 0;
+  if (capacity == 0 || ceilDivide(bytes, capacity) <= result.load)
+    return;
+  result.load = ceilDivide(bytes, capacity);
+  result.busiestBytes = bytes;
+  result.busiest.clear();
+  for (uint32_t g : among)
+    result.busiest.insert(result.busiest.end(), groups[g].senders.begin(), groups[g].senders.end());
+  std::sort(result.busiest.begin(), result.busiest.end());
 }
 
 /// Divides the flow from classes to groups among the senders of each group. They are interchangeable: they are filled
 /// up to the load of `result` one after the other, class by class.
-void assignSenders(const std::vector<SendClass> &classes, const std::vector<int64_t> &base, const SenderGroups &groups,
+void assignSenders(const std::vector<SendClass> &classes, const Senders &senders, const SenderGroups &groups,
                    const MaxFlow &flow, Optimum &result) {
   std::vector<size_t> filling(groups.groups.size());
-  std::vector<int64_t> used(base);
+  std::vector<int64_t> used(senders.base);
   for (uint32_t c = 0; c < classes.size(); ++c) {
     std::vector<int64_t> &bytes = result.bytes.emplace_back(classes[c].senders.size());
     for (uint32_t i = 0; i < groups.ofClass[c].size(); ++i) {
       const uint32_t g = groups.ofClass[c][i];
       for (int64_t left = flow.flow(c, i); left > 0;) {
         const int32_t sender = groups.groups[g].senders[filling[g]];
-        const int64_t taken = std::min(left, result.load - used[sender]);
+        const int64_t taken = std::min(left, senders.full(sender, result.load) - used[sender]);
         used[sender] += taken;
         left -= taken;
         bytes[std::lower_bound(classes[c].senders.begin(), classes[c].senders.end(), sender) -
               classes[c].senders.begin()] += taken;
-        if (used[sender] == result.load)
+        if (used[sender] == senders.full(sender, result.load))
           ++filling[g];
       }
     }
@@ -206,37 +227,46 @@ void assignSenders(const std::vector<SendClass> &classes, const std::vector<int6
 
 } // namespace
 
-Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t> &base) {
-  const SenderGroups groups = groupSenders(classes, base);
+Optimum optimum(const std::vector<SendClass> &classes, const std::vector<int64_t> &base,
+                const std::vector<int64_t> &capacity) {
+  const Senders senders{base, capacity};
+  const SenderGroups groups = groupSenders(classes, senders);
   const size_t count = groups.groups.size();
   Optimum result;
   std::vector<uint32_t> everyGroup(count);
   for (uint32_t g = 0; g < count; ++g) {
     everyGroup[g] = g;
     for (int32_t sender : groups.groups[g].senders)
-      result.load = std::max(result.load, base[sender]);
+      if (const int64_t load = ceilDivide(base[sender], senders.capacity(sender)); load > result.load) {
+        result.load = load;
+        result.busiest = {sender};
+        result.busiestBytes = base[sender];
+      }
   }
-  result.load = std::max(result.load, quotient(classes, groups.groups, everyGroup, [](uint32_t) { return true; }));
+  raise(result, classes, groups.groups, everyGroup, [](uint32_t) { return true; });
 
   std::vector<int64_t> supply;
   supply.reserve(classes.size());
-  for (const SendClass &each : classes)
+  int64_t all = 0;
+  for (const SendClass &each : classes) {
     supply.push_back(each.bytes);
+    all += each.bytes;
+  }
   MaxFlow flow(supply, groups.ofClass, count);
-  std::vector<int64_t> capacity(count);
+  std::vector<int64_t> room(count);
   while (true) {
     for (uint32_t g = 0; g < count; ++g) {
-      int64_t now = 0; // the sum of what each sender can still take below `load`
+      int64_t now = 0; // the sum of what each sender can still take below `load`; more than all bytes is no use
       for (int32_t sender : groups.groups[g].senders)
-        now += result.load - base[sender];
-      flow.grow(g, now - capacity[g]);
-      capacity[g] = now;
+        now = std::min(all, now + std::min(all, senders.full(sender, result.load) - base[sender]));
+      flow.grow(g, now - room[g]);
+      room[g] = now;
     }
     if (flow.maximize())
       break;
-    result.load = quotient(classes, groups.groups, flow.stuck(), [&](uint32_t c) { return flow.reached(c); });
+    raise(result, classes, groups.groups, flow.stuck(), [&](uint32_t c) { return flow.reached(c); });
   }
-  assignSenders(classes, base, groups, flow, result);
+  assignSenders(classes, senders, groups, flow, result);
   return result;
 }
 
