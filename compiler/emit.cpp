@@ -59,6 +59,18 @@ SAME(ViewKind, scales);
 SAME(ViewKind, plain_scales);
 SAME(ViewKind, amax);
 static_assert(fbs::ViewKind::MAX == fbs::ViewKind::amax, "an enumerator of schema/plan.fbs is missing above");
+#define SAME_CUT(value) static_assert(static_cast<uint8_t>(CutKind::value) == static_cast<uint8_t>(fbs::CutKind::value))
+SAME_CUT(rank_ingress);
+SAME_CUT(shared_nic_ingress);
+SAME_CUT(node_ingress);
+SAME_CUT(node_rest_ingress);
+SAME_CUT(rank_egress);
+SAME_CUT(node_egress);
+SAME_CUT(local_copies);
+SAME_CUT(replica_node_ingress);
+static_assert(fbs::CutKind::MAX == fbs::CutKind::replica_node_ingress,
+              "an enumerator of schema/plan.fbs is missing above");
+#undef SAME_CUT
 #undef SAME
 
 using flatbuffers::FlatBufferBuilder;
@@ -172,7 +184,6 @@ Offset<fbs::JobInput> input(FlatBufferBuilder &builder, const JobInputs *inputs)
 
 void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statistics &counts, const JobInputs *inputs) {
   const ir::Layout &layout = module.layout;
-  const LowerBounds &least = counts.lowerBounds;
   std::vector<Offset<fbs::Variable>> variables;
   variables.reserve(layout.variables.size());
   for (const ir::IndexVariable &variable : layout.variables)
@@ -191,10 +202,15 @@ void manifest(FlatBufferBuilder &builder, const ir::Module &module, const Statis
   endpoints.reserve(layout.endpoints.size());
   for (const ir::Endpoint &each : layout.endpoints)
     endpoints.push_back(endpoint(builder, each));
-  const Offset<fbs::LowerBounds> lowerBounds = fbs::CreateLowerBounds(
-      builder, static_cast<uint32_t>(layout.topology.ranksPerNode), static_cast<uint32_t>(layout.topology.nicsPerNode),
-      static_cast<uint32_t>(least.nodes), least.rankLocal, least.rankIngress, least.rankEgress, least.rankMean,
-      least.nicIngress, least.nicEgress, least.nicMean);
+  std::vector<Offset<fbs::Cut>> cuts;
+  cuts.reserve(counts.lowerBounds.cuts.size());
+  for (const Cut &cut : counts.lowerBounds.cuts)
+    cuts.push_back(fbs::CreateCut(builder, static_cast<fbs::CutKind>(cut.kind), static_cast<uint64_t>(cut.bytes),
+                                  static_cast<uint32_t>(cut.links), static_cast<uint32_t>(cut.nics),
+                                  static_cast<uint32_t>(cut.copies)));
+  const Offset<fbs::LowerBounds> lowerBounds =
+      fbs::CreateLowerBoundsDirect(builder, static_cast<uint32_t>(layout.topology.ranksPerNode),
+                                   static_cast<uint32_t>(layout.topology.nicsPerNode), &cuts);
   const Offset<fbs::JobInput> writtenInput = input(builder, inputs);
   builder.ForceDefaults(true); // so that the size does not depend on the counts: writePlan() replaces the manifest
   builder.FinishSizePrefixed(

@@ -76,7 +76,20 @@ private:
     if (sizeOf(manifest_.endpoints()) < 2)
       return fail("found " + std::to_string(sizeOf(manifest_.endpoints())) +
                   " endpoints, expected a source and at least one target");
-    return !manifest_.input() || input(*manifest_.input());
+    return lowerBounds() && (!manifest_.input() || input(*manifest_.input()));
+  }
+
+  bool lowerBounds() {
+    const LowerBounds *bounds = manifest_.lower_bounds();
+    for (size_t i = 0; bounds && i < sizeOf(bounds->cuts()); ++i) {
+      const Cut &cut = *bounds->cuts()->Get(i);
+      if (cut.kind() > CutKind::MAX)
+        return fail("cut " + std::to_string(i) + " has the unknown kind " +
+                    std::to_string(static_cast<int>(cut.kind())));
+      if (cut.links() == 0 && cut.nics() == 0 && cut.copies() == 0)
+        return fail("cut " + std::to_string(i) + " has no links, NICs or copies, expected at least one");
+    }
+    return true;
   }
 
   bool input(const JobInput &input) {

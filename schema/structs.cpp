@@ -32,6 +32,10 @@ static_assert(uint8_t(DType::bf16) == 0 && uint8_t(DType::fp16) == 1 && uint8_t(
               uint8_t(DType::i8) == 6 && uint8_t(DType::i16) == 7 && uint8_t(DType::i32) == 8 &&
               uint8_t(DType::i64) == 9 && uint8_t(DType::u8) == 10 && uint8_t(DType::u16) == 11 &&
               uint8_t(DType::u32) == 12 && uint8_t(DType::u64) == 13 && uint8_t(DType::boolean) == 14);
+static_assert(uint8_t(CutKind::rank_ingress) == 0 && uint8_t(CutKind::shared_nic_ingress) == 1 &&
+              uint8_t(CutKind::node_ingress) == 2 && uint8_t(CutKind::node_rest_ingress) == 3 &&
+              uint8_t(CutKind::rank_egress) == 4 && uint8_t(CutKind::node_egress) == 5 &&
+              uint8_t(CutKind::local_copies) == 6 && uint8_t(CutKind::replica_node_ingress) == 7);
 static_assert(uint8_t(ViewKind::elements) == 0 && uint8_t(ViewKind::codes) == 1 && uint8_t(ViewKind::scales) == 2 &&
               uint8_t(ViewKind::plain_scales) == 3 && uint8_t(ViewKind::amax) == 4);
 static_assert(uint8_t(OverflowRule::error) == uint8_t(reshard::OverflowRule::error) &&

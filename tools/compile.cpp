@@ -56,6 +56,14 @@ std::string printed(const ir::Module &module) {
   return out.str();
 }
 
+Json cuts(const LowerBounds &bounds) {
+  Json result = Json::object();
+  for (const Cut &cut : bounds.cuts)
+    result[schema::EnumNameCutKind(static_cast<schema::CutKind>(cut.kind))] = {
+        {"bytes", cut.bytes}, {"links", cut.links}, {"nics", cut.nics}, {"copies", cut.copies}};
+  return result;
+}
+
 Json counts(const Statistics &s) {
   return {{"tensors", s.tensors},
           {"params", s.params},
@@ -75,14 +83,7 @@ Json counts(const Statistics &s) {
             {"relayed", s.forwardedBytes},
             {"storage", s.storageBytes},
             {"padding", s.paddingBytes}}},
-          {"lower_bounds",
-           {{"rank_local", s.lowerBounds.rankLocal},
-            {"rank_ingress", s.lowerBounds.rankIngress},
-            {"rank_egress", s.lowerBounds.rankEgress},
-            {"rank_mean", s.lowerBounds.rankMean},
-            {"nic_ingress", s.lowerBounds.nicIngress},
-            {"nic_egress", s.lowerBounds.nicEgress},
-            {"nic_mean", s.lowerBounds.nicMean}}},
+          {"lower_bounds", cuts(s.lowerBounds)},
           {"balance",
            {{"egress_max", s.egressMax},
             {"egress_bound", s.egressBound},

@@ -52,23 +52,27 @@ std::string time(double seconds) {
   return text;
 }
 
-double ratio(double seconds, double lowerBound) { return lowerBound > 0 ? seconds / lowerBound : 1; }
+double ratio(double seconds, const LowerBound &bound) { return bound.seconds > 0 ? seconds / bound.seconds : 1; }
 
-Json termsOf(const std::vector<LowerBoundTerm> &terms) {
-  Json json = Json::object();
-  for (const LowerBoundTerm &term : terms)
-    json[term.name] = term.seconds;
-  return json;
+/// Adds the lower bound to the report of a simulation, if it is known.
+void addLowerBound(Json &report, const std::optional<LowerBound> &bound, double seconds) {
+  if (!bound)
+    return;
+  Json terms = Json::object();
+  for (const LowerBoundTerm &term : bound->terms)
+    terms[term.name] = term.seconds;
+  report.update(
+      {{"lower_bound", bound->seconds}, {"lower_bound_terms", std::move(terms)}, {"ratio", ratio(seconds, *bound)}});
 }
 
-void printLowerBound(const std::vector<LowerBoundTerm> &terms, double lowerBound, double seconds) {
-  if (terms.empty()) {
+void printLowerBound(const std::optional<LowerBound> &bound, double seconds) {
+  if (!bound) {
     std::printf("lower bound  unknown: the plan was compiled for a topology with other nodes (options.topology)\n");
     return;
   }
-  std::printf("lower bound  %s; this plan: %.3f x\n", time(lowerBound).c_str(), ratio(seconds, lowerBound));
-  for (const LowerBoundTerm &term : terms)
-    std::printf("  %-26s %s\n", term.name, time(term.seconds).c_str());
+  std::printf("lower bound  %s; this plan: %.3f x\n", time(bound->seconds).c_str(), ratio(seconds, *bound));
+  for (const LowerBoundTerm &term : bound->terms)
+    std::printf("  %-29s %s\n", term.name, time(term.seconds).c_str());
 }
 
 Status inspectPool(const Plan &plan, const InspectionOptions &options, uint32_t replicas) {
@@ -79,26 +83,22 @@ Status inspectPool(const Plan &plan, const InspectionOptions &options, uint32_t 
   if (!simulated.ok())
     return ofPlan(simulated.status());
   const PoolSimulation &pool = *simulated;
-  const double late = ratio(pool.lateSeconds, pool.lateLowerBoundSeconds);
   if (options.format == "json") {
     Json result = {
         {"replicas", pool.replicas}, {"seconds", pool.seconds}, {"late_joiner", {{"seconds", pool.lateSeconds}}}};
-    if (!pool.lowerBound.empty()) {
-      result.update({{"lower_bound", pool.lowerBoundSeconds},
-                     {"lower_bound_terms", termsOf(pool.lowerBound)},
-                     {"ratio", ratio(pool.seconds, pool.lowerBoundSeconds)}});
-      result["late_joiner"].update({{"lower_bound", pool.lateLowerBoundSeconds}, {"ratio", late}});
-    }
+    addLowerBound(result, pool.lowerBound, pool.seconds);
+    addLowerBound(result["late_joiner"], pool.lateLowerBound, pool.lateSeconds);
     std::printf("%s\n", result.dump(2).c_str());
     return {};
   }
   std::printf("simulated    %s until %u engine %s the version: one reads from the sources, each other from the one "
               "before it\n",
               time(pool.seconds).c_str(), pool.replicas, pool.replicas == 1 ? "replica has" : "replicas have");
-  printLowerBound(pool.lowerBound, pool.lowerBoundSeconds, pool.seconds);
+  printLowerBound(pool.lowerBound, pool.seconds);
   std::printf("late joiner  %s", time(pool.lateSeconds).c_str());
-  if (!pool.lowerBound.empty())
-    std::printf("; lower bound %s; this plan: %.3f x", time(pool.lateLowerBoundSeconds).c_str(), late);
+  if (pool.lateLowerBound)
+    std::printf("; lower bound %s; this plan: %.3f x", time(pool.lateLowerBound->seconds).c_str(),
+                ratio(pool.lateSeconds, *pool.lateLowerBound));
   std::printf("\n");
   return {};
 }
@@ -127,15 +127,12 @@ Status inspectSimulation(const Plan &plan, const InspectionOptions &options) {
                    {"seconds_by_kind", secondsByKind},
                    {"busiest_rank", {{"rank", simulation.busiestRank}, {"seconds", simulation.rankBusy}}},
                    {"busiest_nic", {{"nic", simulation.busiestNic}, {"seconds", simulation.nicBusy}}}};
-    if (!simulation.lowerBound.empty())
-      result.update({{"lower_bound", simulation.lowerBoundSeconds},
-                     {"lower_bound_terms", termsOf(simulation.lowerBound)},
-                     {"ratio", ratio(simulation.seconds, simulation.lowerBoundSeconds)}});
+    addLowerBound(result, simulation.lowerBound, simulation.seconds);
     std::printf("%s\n", result.dump(2).c_str());
     return {};
   }
   std::printf("simulated    %s\n", time(simulation.seconds).c_str());
-  printLowerBound(simulation.lowerBound, simulation.lowerBoundSeconds, simulation.seconds);
+  printLowerBound(simulation.lowerBound, simulation.seconds);
   std::printf("busiest      rank %lld, in use for %s", static_cast<long long>(simulation.busiestRank),
               time(simulation.rankBusy).c_str());
   if (simulation.busiestNic >= 0)

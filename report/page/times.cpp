@@ -319,10 +319,11 @@ Result<Json> timesOf(const Plan &plan, const Topology &topology, uint32_t group)
       return drawn;
     lanes.push_back(std::move(*drawn));
   }
-  for (const LowerBoundTerm &term : simulated->lowerBound)
-    terms[term.name] = term.seconds;
+  if (simulated->lowerBound)
+    for (const LowerBoundTerm &term : simulated->lowerBound->terms)
+      terms[term.name] = term.seconds;
   return Json{{"seconds", simulated->seconds},
-              {"bound", simulated->lowerBound.empty() ? Json() : Json(simulated->lowerBoundSeconds)},
+              {"bound", simulated->lowerBound ? Json(simulated->lowerBound->seconds) : Json()},
               {"terms", terms},
               {"lanes", lanes}};
 }

@@ -495,29 +495,9 @@ private:
         visit(activity);
       }
     };
-    lowerBound();
-  }
-
-  void lowerBound() {
-    const Manifest &m = plan_.manifest();
-    const LowerBounds *bounds = m.lower_bounds();
-    if (!bounds || bounds->ranks_per_node() != static_cast<uint64_t>(topology_.ranksPerNode) ||
-        bounds->nics_per_node() != static_cast<uint64_t>(topology_.nicsPerNode))
-      return;
-    const auto rank = static_cast<double>(topology_.linkRate + (bounds->nodes() > 1 ? topology_.nicRate : 0)),
-               nic = static_cast<double>(topology_.nicRate);
-    auto term = [&](const char *name, uint64_t bytes, double rate) {
-      result_.lowerBound.push_back({name, static_cast<double>(bytes) / rate});
-    };
-    term("ingress of one rank", bounds->rank_ingress(), rank);
-    term("egress of replica ranks", bounds->rank_egress(), rank);
-    term("mean over all ranks", bounds->rank_mean(), rank);
-    term("ingress of one node's NICs", bounds->nic_ingress(), nic);
-    term("egress of replica NICs", bounds->nic_egress(), nic);
-    term("mean over all NICs", bounds->nic_mean(), nic);
-    term("local copies of one rank", bounds->rank_local(), static_cast<double>(topology_.copyRate));
-    for (const LowerBoundTerm &each : result_.lowerBound)
-      result_.lowerBoundSeconds = std::max(result_.lowerBoundSeconds, each.seconds);
+    result_.lowerBound = lowerBound(plan_.manifest(), topology_, [](CutKind kind) {
+      return kind != CutKind::replica_node_ingress; // the plan's ranks run, and no other engine replicas
+    });
   }
 
   const Plan &plan_;

@@ -5,9 +5,11 @@
 
 #include "base/topology.h"
 #include "executor/load/load.h"
+#include "report/simulate/lower_bound.h"
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,17 +24,9 @@ struct Activity {
   double begin = 0, end = 0; // seconds
 };
 
-/// One term of the lower bound: its name and its value in seconds.
-struct LowerBoundTerm {
-  const char *name;
-  double seconds;
-};
-
 struct Simulation {
   double seconds = 0;
-  std::vector<LowerBoundTerm>
-      lowerBound; // the largest term is the bound; empty if the plan was compiled for another topology
-  double lowerBoundSeconds = 0;
+  std::optional<LowerBound> lowerBound;    // nullopt if the plan was compiled for a topology with other nodes
   int64_t busiestRank = 0, busiestNic = 0; // longest in use; NIC -1: no traffic between nodes
   double rankBusy = 0, nicBusy = 0;        // seconds
   double secondsByKind[4] = {};            // by Activity::Kind: the seconds of the rank with the largest sum
@@ -53,10 +47,9 @@ Result<Simulation> simulate(const Plan &plan, const Topology &topology, const st
 
 struct PoolSimulation {
   uint32_t replicas = 0;
-  double seconds = 0;                     // until all have the version, if all begin at once
-  double lateSeconds = 0;                 // for one more, if all others have the version and are idle
-  std::vector<LowerBoundTerm> lowerBound; // empty if the plan was compiled for another topology
-  double lowerBoundSeconds = 0, lateLowerBoundSeconds = 0;
+  double seconds = 0;                                   // until all have the version, if all begin at once
+  double lateSeconds = 0;                               // for one more, if all others have the version and are idle
+  std::optional<LowerBound> lowerBound, lateLowerBound; // nullopt as in Simulation
 };
 
 /// Simulates a plan whose target is a pool of `replicas` engine replicas (1 or more).

@@ -255,26 +255,16 @@ private:
   double now_ = 0, end_ = 0;
 };
 
-/// The lower bounds of a pool. What a replica's rank or node receives does not depend on the number of replicas; each
-/// byte leaves a source at least once. The means of LowerBounds are at most the ingress for any number of replicas.
+/// The lower bounds of a pool. Each byte leaves a source at least once, unless other replicas have it. Replica 0 may
+/// share a node with the source.
 void addLowerBounds(const Plan &plan, const Topology &topology, PoolSimulation &result) {
-  const LowerBounds *bounds = plan.manifest().lower_bounds();
-  if (!bounds || bounds->ranks_per_node() != static_cast<uint64_t>(topology.ranksPerNode) ||
-      bounds->nics_per_node() != static_cast<uint64_t>(topology.nicsPerNode))
-    return;
-  const auto rank = static_cast<double>(topology.linkRate + (bounds->nodes() > 1 ? topology.nicRate : 0)),
-             nic = static_cast<double>(topology.nicRate);
-  auto term = [&](const char *name, uint64_t bytes, double rate, bool late) {
-    const double seconds = static_cast<double>(bytes) / rate;
-    result.lowerBound.push_back({name, seconds});
-    result.lowerBoundSeconds = std::max(result.lowerBoundSeconds, seconds);
-    if (late)
-      result.lateLowerBoundSeconds = std::max(result.lateLowerBoundSeconds, seconds);
-  };
-  term("ingress of one rank", bounds->rank_ingress(), rank, true);
-  term("ingress of one node's NICs", bounds->nic_ingress(), nic, true);
-  term("egress of source ranks", bounds->rank_egress(), rank, false);
-  term("egress of source NICs", bounds->nic_egress(), nic, false);
+  result.lowerBound = lowerBound(plan.manifest(), topology, [&](CutKind kind) {
+    return kind != CutKind::replica_node_ingress || result.replicas > 1;
+  });
+  result.lateLowerBound = lowerBound(plan.manifest(), topology, [](CutKind kind) {
+    return kind == CutKind::rank_ingress || kind == CutKind::shared_nic_ingress ||
+           kind == CutKind::replica_node_ingress;
+  });
 }
 
 } // namespace

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of random realistic jobs (jobs.py) are proven and can be simulated; no plan of a small job is faster than the
-optimum that a linear program finds (optimum.py). RESHARD_FULL: many more jobs. RESHARD_SMALL: fewer. distribution.py
-prints how far plans are from their lower bounds."""
+"""Plans of random realistic jobs (jobs.py) are proven and can be simulated, and their cuts are those of their layouts
+(lower_bounds.py). For small jobs a linear program finds the optimum (optimum.py): no plan is faster, no lower bound is
+above it, few are far below. RESHARD_FULL: many more jobs. RESHARD_SMALL: fewer. distribution.py prints how far plans
+are from their lower bounds."""
 
 import os
 import unittest
 
 import jobs
+import lower_bounds
 import optimum
 from commands import FolderTest
-from distribution import Measured
+from distribution import Measured, bound_without_latencies
 
 FULL, SMALL = "RESHARD_FULL" in os.environ, "RESHARD_SMALL" in os.environ
 
@@ -23,17 +25,23 @@ class Bounds(FolderTest):
             with self.subTest(seed=seed):
                 found = Measured(node, self.folder)
                 self.assertGreater(found.seconds, 0)
+                self.assertEqual(lower_bounds.differences(found.cuts, found.layout()), {})
         self.assertTrue(SMALL or kinds == set(jobs.KINDS))
 
-    def test_no_plan_beats_the_optimum(self):
-        compared = 0
-        for seed in range(60 if FULL else 2 if SMALL else 20):
+    def test_optimum_is_between_bound_and_plan(self):
+        compared = near = 0
+        for seed in range(300 if FULL else 2 if SMALL else 40):
             with self.subTest(seed=seed):
                 found = Measured(jobs.small_job(seed), self.folder)
-                least = optimum.optimum(found.layout())
+                least, bound = optimum.optimum(found.layout()), bound_without_latencies(found)
                 self.assertGreaterEqual(found.seconds, 0.999999 * least)
+                self.assertGreaterEqual(found.seconds, 0.999999 * found.bound)
+                self.assertLessEqual(bound, 1.000001 * least)
+                self.assertEqual(lower_bounds.differences(found.cuts, found.layout()), {})
                 compared += least > 0
+                near += least > 0 and bound >= 0.95 * least
         self.assertGreater(compared, 0)
+        self.assertGreaterEqual(near, 0.95 * compared)
 
     def test_known_optimum(self):
         """Four ranks of two nodes get what one rank has: 1 GB/s by NIC, and each NIC must bring a half."""

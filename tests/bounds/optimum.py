@@ -9,59 +9,30 @@ the job. Latencies are 0."""
 from __future__ import annotations
 
 import itertools
-import re
 from collections import Counter, defaultdict
 
 import lower_bounds
-from lower_bounds import bits
+from lower_bounds import Network, bits
 
 
-class Network:
-    """The ranks of a job, and the resources that an edge between two of them uses, with bytes per second."""
-
-    def __init__(self, text: str) -> None:
-        head = re.search(r"world (\d+) .*ranks-per-node (\d+)", text)
-        rates = re.search(r"^topology link (\d+) .*? nics (\d+) rate (\d+) .*copy (\d+)", text, re.MULTILINE)
-        assert head and rates, "the job has no topology"
-        self.world, self.per_node = int(head[1]), int(head[2])
-        self.link, self.nics, self.nic, self.copy = map(int, rates.groups())
-
-    def node(self, rank: int) -> int:
-        return rank // self.per_node
-
-    def resources(self, sender: int, receiver: int) -> tuple[tuple[tuple[str, int], tuple[str, int]], int]:
-        if self.node(sender) == self.node(receiver):
-            return (("link out", sender), ("link in", receiver)), self.link
-        nic_of = lambda rank: (
-            self.node(rank) * self.nics + rank % self.per_node * self.nics // self.per_node if self.nics else rank
-        )
-        return (("NIC out", nic_of(sender)), ("NIC in", nic_of(receiver))), self.nic
+def resources(network: Network, sender: int, receiver: int) -> tuple[tuple[tuple[str, int], tuple[str, int]], int]:
+    """What an edge between two ranks uses, and its bytes per second."""
+    if network.node(sender) == network.node(receiver):
+        return (("link out", sender), ("link in", receiver)), network.link_rate
+    return (("NIC out", network.nic(sender)), ("NIC in", network.nic(receiver))), network.nic_rate
 
 
 def byte_classes(text: str) -> tuple[dict[tuple[int, int], int], Counter]:
     """Bytes by (mask of the ranks that hold them, mask of the ranks that want them from others), and the bytes that
     each rank copies from itself, also those of a second position of what it receives."""
-    _, _, _, patterns, (source, *targets) = lower_bounds.read(text)
+    patterns, (source, *targets) = lower_bounds.read(text)
     classes: Counter = Counter()
     local: Counter = Counter()
-    for pattern, (_, item, variables, shape) in enumerate(patterns):
-        held = lower_bounds.rank_classes(source, pattern)
-        wanted = [box for target in targets for box in lower_bounds.rank_classes(target, pattern)]
-        if not held or not wanted:
-            continue
-        for mask, count in lower_bounds.cells_of([box for box, _ in held + wanted], variables + len(shape)).items():
-            holders = wanters = 0
-            for b in bits(mask):
-                ranks = (held + wanted)[b][1]
-                if b < len(held):
-                    holders |= ranks
-                    continue
-                wanters |= ranks
-                local.update(dict.fromkeys(bits(ranks), count * item))
-            lacking = wanters & ~holders
-            local.subtract(dict.fromkeys(bits(lacking), count * item))
-            if lacking:
-                classes[holders, lacking] += count * item
+    for cell in lower_bounds.cells(patterns, source, targets):
+        for rank, forms in cell.wants.items():
+            local[rank] += cell.size * (len(forms) - (rank in cell.lacking))
+        if cell.lacking:
+            classes[cell.holders, sum(1 << rank for rank in cell.lacking)] += cell.size
     return dict(classes), local
 
 
@@ -72,13 +43,13 @@ def optimum(text: str) -> float:
 
     network = Network(text)
     classes, local = byte_classes(text)
-    copies = max(local.values(), default=0) / network.copy
+    copies = max(local.values(), default=0) / network.copy_rate
     if not classes:
         return copies
     edges = list(itertools.permutations(range(network.world), 2))
     rows = {}  # of the resources
     for edge in edges:
-        for resource in network.resources(*edge)[0]:
+        for resource in resources(network, *edge)[0]:
             rows.setdefault(resource, len(rows))
     # Variable 0 is the time, in seconds for `unit` bytes by NIC; then for each class the fractions of its edges, and
     # for each of its wanters the flow over these edges.
@@ -91,8 +62,8 @@ def optimum(text: str) -> float:
         fraction = dict(zip(usable, itertools.count(variables)))
         variables += len(usable)
         for edge in usable:
-            pair, rate = network.resources(*edge)
-            most += [(rows[resource], fraction[edge], size / unit * network.nic / rate) for resource in pair]
+            pair, rate = resources(network, *edge)
+            most += [(rows[resource], fraction[edge], size / unit * network.nic_rate / rate) for resource in pair]
         for wanter in bits(wanters):
             flow = dict(zip((edge for edge in usable if edge[0] != wanter), itertools.count(variables)))
             variables += len(flow)
@@ -120,4 +91,4 @@ def optimum(text: str) -> float:
         method="highs",
     )
     assert found.status == 0, found.message
-    return max(copies, found.fun * unit / network.nic)
+    return max(copies, found.fun * unit / network.nic_rate)

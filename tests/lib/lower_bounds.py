@@ -2,11 +2,12 @@
 """Lower bounds of any plan, computed from the layouts alone, the text of `reshard-compile --emit=layout`.
 
 An oracle: it shares no code with the compiler. It divides every dimension of every tensor into sets of positions that
-the same index maps contain."""
+the same index maps contain. A linear program finds what the busiest holder must send."""
 
 import itertools
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from fractions import Fraction
 
 ITEM = {
     "bf16": 2,
@@ -24,6 +25,16 @@ ITEM = {
     "u32": 4,
     "u64": 8,
     "bool": 1,
+}
+
+# Bytes of an element with its part of a scale, and whether the sender may quantize.
+QUANTIZED = {
+    "mxfp8": (1 + Fraction(1, 32), True),
+    "block_fp8": (1 + Fraction(4, 128 * 128), True),
+    "block_fp8_ue8m0": (1 + Fraction(1, 128 * 128), True),
+    "nvfp4": (Fraction(1, 2) + Fraction(1, 16), False),
+    "mxfp4": (Fraction(1, 2) + Fraction(1, 32), False),
+    "int4": (Fraction(1, 2) + Fraction(2, 32), False),
 }
 
 
@@ -45,7 +56,8 @@ def numbers(text):
 
 class Endpoint:
     """An endpoint of the layout: world ranks by mesh rank, axes {name: (size, stride)}, shardings (axes, positions by
-    coordinate) and params (presence, parts)."""
+    coordinate) and params (presence, parts, form). The form is None if the memory has the bytes that are sent, else
+    (bytes of an element in memory, whether the sender may convert)."""
 
     def __init__(self, line):
         self.ranks = numbers(re.search(r" ranks \[(.*?)\]", line)[1])
@@ -63,11 +75,45 @@ class Endpoint:
         return lists[self.coordinate(axes, mesh_rank)]
 
 
+class Network:
+    """The ranks of a job, their nodes and NICs, and the rates."""
+
+    def __init__(self, text):
+        head = re.search(r"world (\d+) .*ranks-per-node (\d+)", text)
+        rates = re.search(r"^topology link (\d+) .*? nics (\d+) rate (\d+) .*copy (\d+)", text, re.MULTILINE)
+        assert head and rates, "the job has no topology"
+        self.world, self.per_node = int(head[1]), int(head[2])
+        self.link_rate, self.nics, self.nic_rate, self.copy_rate = map(int, rates.groups())
+        self.nodes = self.node(self.world - 1) + 1
+        self.ranks_of, self.nics_of = defaultdict(list), defaultdict(set)  # by node
+        for rank in range(self.world):
+            self.ranks_of[self.node(rank)].append(rank)
+            self.nics_of[self.node(rank)].add(self.nic(rank))
+
+    def node(self, rank):
+        return rank // self.per_node if self.per_node else 0
+
+    def nic(self, rank):
+        if not self.nics or not self.per_node:
+            return rank
+        return self.node(rank) * self.nics + rank % self.per_node * self.nics // self.per_node
+
+    def link_of(self, rank):
+        """The rate of the rank's link; 0 if there is no other rank on its node."""
+        return self.link_rate if len(self.ranks_of[self.node(rank)]) > 1 else 0
+
+
+def form(line):
+    """The form of a param."""
+    if stored := re.search(r" storage (\w+)", line):
+        return Fraction(ITEM[stored[1]]), False
+    if view := re.search(r" view elements (\w+)", line):
+        return QUANTIZED[view[1]]
+    return None
+
+
 def read(text):
-    """(world, ranks per node, NICs per node, tensor patterns, endpoints); 0: no topology. A tensor pattern is (name,
-    bytes of an element, number of index variables, shape)."""
-    head = re.search(r"world (\d+) .*ranks-per-node (\d+)", text)
-    nics = re.search(r" nics (\d+) ", text)
+    """(tensor patterns, endpoints). A tensor pattern is (name, bytes of an element, index variables, shape)."""
     patterns, endpoints = [], []
     for line in text.splitlines():
         line = line.split(" //")[0]
@@ -88,18 +134,18 @@ def read(text):
             )
         elif line.startswith("  param"):
             at = [(axis, numbers(list)) for axis, list in re.findall(r" at (\S+) \[(.*?)\]", line)]
-            endpoints[-1].params.append((at, []))
+            endpoints[-1].params.append((at, [], form(line)))
         elif line.startswith("    holds"):
             pattern, rest = re.match(r"    holds %(\d+)(.*)", line).groups()
             endpoints[-1].params[-1][1].append((int(pattern), [int(n) for n in re.findall(r"#(\d+) ->", rest)]))
-    return int(head[1]), int(head[2]), int(nics[1]) if nics else 0, patterns, endpoints
+    return patterns, endpoints
 
 
 def rank_classes(endpoint, pattern):
-    """[(positions of each dimension, bit mask of the ranks that hold them)]. Positions that several params hold are
-    listed once for each."""
+    """[(positions of each dimension, bit mask of the ranks that hold them, form)]. Positions that several params hold
+    are listed once for each."""
     result = []
-    for at, parts in endpoint.params:
+    for at, parts, stored in endpoint.params:
         for held, shardings in parts:
             if held != pattern:
                 continue
@@ -109,7 +155,7 @@ def rank_classes(endpoint, pattern):
                     box = tuple(endpoint.held(sharding, mesh_rank) for sharding in shardings)
                     if all(box):
                         boxes[box] |= 1 << rank
-            result += boxes.items()
+            result += [(box, ranks, stored) for box, ranks in boxes.items()]
     return result
 
 
@@ -160,52 +206,190 @@ def cells_of(boxes, dimensions):
     return found
 
 
+class Cell:
+    """Elements that the same ranks hold and the same ranks want: how many there are, the bytes that are sent, the bit
+    mask of the holders and, for each rank that wants them, the forms of the params that they are for (several: two
+    targets, tied params, index maps that repeat)."""
+
+    def __init__(self, count, item, holders, wants):
+        self.count, self.size, self.holders, self.wants = count, count * item, holders, wants
+        self.lacking = {rank for rank in wants if not holders >> rank & 1}
+
+    def forms(self, ranks):
+        return {form for rank in ranks for form in self.wants[rank]}
+
+    def least(self, wanters, converters):
+        """The bytes of the narrowest form in which `wanters` can get the elements from outside: the converted form, if
+        the sender may convert or if one of `converters` wants the elements in a converted form."""
+        forms = self.forms(wanters)
+        if None in forms or not (self.forms(converters) - {None} or all(sender for _, sender in forms)):
+            return self.size
+        return min(self.size, max(int(self.count * item) for item, _ in forms))
+
+
 def cells(patterns, source, targets):
-    """Yields (bytes, bit mask of the source ranks that hold them, target ranks that need them) for each target and each
-    set of elements that the same ranks hold. A rank that needs the elements at two positions (tied params, index maps
-    that repeat) is listed twice: they are sent twice."""
+    """The cells of all targets."""
     for pattern, (_, item, variables, shape) in enumerate(patterns):
         held = rank_classes(source, pattern)
-        for target in targets:
-            wanted = rank_classes(target, pattern)
-            boxes, ranks = zip(*held, *wanted) if held + wanted else ((), ())
-            found = cells_of(boxes, variables + len(shape))
-            sources = (1 << len(held)) - 1
-            for mask, count in found.items():
-                replicas = 0
-                for b in bits(mask & sources):
-                    replicas |= ranks[b]
-                yield count * item, replicas, [rank for b in bits(mask & ~sources) for rank in bits(ranks[b])]
+        wanted = [found for target in targets for found in rank_classes(target, pattern)]
+        if not held or not wanted:
+            continue
+        for mask, count in cells_of([box for box, _, _ in held + wanted], variables + len(shape)).items():
+            holders, wants = 0, defaultdict(list)
+            for b in bits(mask):
+                _, ranks, stored = (held + wanted)[b]
+                if b < len(held):
+                    holders |= ranks
+                    continue
+                for rank in bits(ranks):
+                    wants[rank].append(stored)
+            if wants:
+                yield Cell(count, item, holders, wants)
+
+
+def least_load(classes, rates):
+    """The least time in which every class can leave its senders: {senders: bytes}, {sender: bytes per second}."""
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_matrix
+
+    classes = {senders: size for senders, size in classes.items() if size}
+    if not classes:
+        return 0.0
+    unit, fastest = max(classes.values()), max(rates.values())
+    variables = [(number, sender) for number, senders in enumerate(classes) for sender in senders]
+    rows = {sender: row for row, sender in enumerate(rates)}
+    sent = [(rows[sender], column, 1.0) for column, (_, sender) in enumerate(variables)]
+    sent += [(row, len(variables), -rates[sender] / fastest) for sender, row in rows.items()]
+    whole = [(number, column, 1.0) for column, (number, _) in enumerate(variables)]
+
+    def matrix(entries, height):
+        at, columns, values = zip(*entries)
+        return coo_matrix((values, (at, columns)), shape=(height, len(variables) + 1)).tocsr()
+
+    found = linprog(
+        [0.0] * len(variables) + [1.0],
+        A_ub=matrix(sent, len(rows)),
+        b_ub=[0.0] * len(rows),
+        A_eq=matrix(whole, len(classes)),
+        b_eq=[size / unit for size in classes.values()],
+        method="highs",
+    )
+    assert found.status == 0, found.message
+    return found.fun * unit / fastest
+
+
+def exits(network, cell, wanting):
+    """The links and NICs of which one must carry each byte of a cell: those of the holders, or the NICs of a node
+    without ranks of `wanting`, whatever is less. What leads to no rank that lacks it is left out."""
+    result = set()
+    for node in {network.node(rank) for rank in bits(cell.holders)}:
+        ranks = set(network.ranks_of[node])
+        holders = {rank for rank in ranks if cell.holders >> rank & 1}
+        reach = network.world - cell.holders.bit_count() > len(ranks - holders)  # by NIC
+        of_holders = {("link", rank) for rank in holders if holders != ranks}
+        of_holders |= {("NIC", network.nic(rank)) for rank in holders if reach}
+        of_node = {("NIC", nic) for nic in network.nics_of[node] if reach}
+        time = lambda used: sum(network.link_rate if kind == "link" else network.nic_rate for kind, _ in used)
+        result |= of_node if of_node and not ranks & wanting and time(of_node) < time(of_holders) else of_holders
+    return frozenset(result)
+
+
+def node_rest(network, node, needs):
+    """The seconds of the longest cut around a node's ranks without some that hold bytes: all that do, or all that hold
+    one byte."""
+    sets = {holders for holders, _ in needs if holders}
+    longest = 0.0
+    for holders in sets | {frozenset().union(*sets)} if sets else ():
+        rest = set(network.ranks_of[node]) - holders
+        rate = len(holders) * network.link_rate + len({network.nic(rank) for rank in rest}) * network.nic_rate
+        size = sum(n for (holding, wanting), n in needs.items() if holding <= holders and not wanting <= holders)
+        longest = max(longest, size / rate if rest else 0.0)
+    return longest
+
+
+def seconds(cut, network):
+    """The time of a cut of the report's `lower_bounds`, without latencies."""
+    rates = {"links": network.link_rate, "nics": network.nic_rate, "copies": network.copy_rate}
+    return cut["bytes"] / sum(cut[name] * rate for name, rate in rates.items()) if cut["bytes"] else 0.0
 
 
 def lower_bounds(text):
-    """The bounds of the report's `lower_bounds` and `bytes`, in bytes, by their names there."""
-    world, per_node, nics, patterns, (source, *targets) = read(text)
-    node = (lambda rank: rank // per_node) if per_node else (lambda rank: 0)
-    nic = (lambda rank: node(rank) * nics + rank % per_node * nics // per_node) if nics else (lambda rank: rank)
-    nics_of = {}
-    for rank in range(world):
-        nics_of.setdefault(node(rank), set()).add(nic(rank))
-    taking_part = {rank for endpoint in (source, *targets) for rank in endpoint.ranks}
-    local, into, into_node = Counter(), Counter(), Counter()
-    for size, replicas, needers in cells(patterns, source, targets):
-        lacking = [rank for rank in needers if not replicas >> rank & 1]
-        local.update({rank: size * count for rank, count in Counter(needers).items() if replicas >> rank & 1})
-        for rank in lacking:
-            into[rank] += size
-        for each in {node(rank) for rank in lacking} - {node(rank) for rank in bits(replicas)}:
-            into_node[each] += size
-    used = {each for rank in taking_part for each in nics_of[node(rank)]}
-    up = lambda a, b: -(-a // b)
+    """The seconds of the largest cut of each kind without latencies, by the names of the report's `lower_bounds`."""
+    network = Network(text)
+    patterns, (source, *targets) = read(text)
+    several = network.nodes > 1
+    local, into, into_node, out, out_of_nodes = Counter(), Counter(), Counter(), (Counter(), Counter()), Counter()
+    leaving = []  # cells and their bytes
+    needs = defaultdict(Counter)  # by node, then by its ranks that hold bytes and those that lack them
+    for cell in cells(patterns, source, targets):
+        for rank in cell.wants.keys() - cell.lacking:
+            local[rank] += cell.size * len(cell.wants[rank])
+        for rank in cell.lacking:
+            into[rank] += cell.least([rank], cell.wants.keys() - {rank})
+        if cell.lacking:
+            leaving.append((cell, cell.least(cell.lacking, cell.wants.keys() - cell.lacking)))
+        by_node = defaultdict(set)
+        for rank in cell.wants:
+            by_node[network.node(rank)].add(rank)
+        holding = {network.node(rank) for rank in bits(cell.holders)}
+        lacking = by_node.keys() - holding
+        for node, ranks in by_node.items() if several else ():
+            if wanting := ranks & cell.lacking:
+                holders = frozenset(rank for rank in network.ranks_of[node] if cell.holders >> rank & 1)
+                needs[node][holders, frozenset(wanting)] += min(
+                    cell.least([rank], range(0)) if None in cell.wants[rank] else cell.least([rank], [rank])
+                    for rank in wanting
+                )
+        for node in lacking:
+            into_node[node] += cell.least(by_node[node], cell.wants.keys() - by_node[node])
+        if lacking:
+            wanters = {rank for node in lacking for rank in by_node[node]}
+            out_of_nodes[frozenset(holding)] += cell.least(wanters, cell.wants.keys() - wanters)
+    by_nic = defaultdict(list)  # what each rank lacks
+    for rank, size in into.items():
+        by_nic[network.nic(rank)].append((size, network.link_of(rank)))
+    several_ranks = 0.0
+    for sizes in by_nic.values():
+        sizes.sort(reverse=True)
+        for j in range(2, len(sizes) + 1 if several else 0):
+            rate = network.nic_rate + sum(link for _, link in sizes[:j])
+            several_ranks = max(several_ranks, sum(size for size, _ in sizes[:j]) / rate)
+    for cell, size in leaving:
+        out[0][exits(network, cell, cell.lacking)] += size
+        out[1][exits(network, cell, into.keys())] += size
+    rest = max((node_rest(network, node, found) for node, found in needs.items()), default=0.0)
+    nic_rate = network.nic_rate if several else 0
+    rates = {("link", rank): network.link_of(rank) for rank in range(network.world) if network.link_of(rank)}
+    rates |= {("NIC", network.nic(rank)): nic_rate for rank in range(network.world) if several}
+    node_rates = {node: len(nics) * network.nic_rate for node, nics in network.nics_of.items()}
     return {
-        "rank_local": max(local.values(), default=0),
-        "rank_ingress": max(into.values(), default=0),
-        "rank_mean": up(sum(into.values()), len(taking_part)),
-        "nic_ingress": max((up(size, len(nics_of[each])) for each, size in into_node.items()), default=0),
-        "nic_mean": up(sum(into_node.values()), len(used)),
-        "between_nodes": sum(into_node.values()),
-        "remote": sum(into.values()),
+        "local_copies": max(local.values(), default=0) / network.copy_rate,
+        "rank_ingress": max((size / (network.link_of(rank) + nic_rate) for rank, size in into.items()), default=0.0),
+        "shared_nic_ingress": several_ranks,
+        "node_ingress": max((size / node_rates[node] for node, size in into_node.items()), default=0.0),
+        "node_rest_ingress": rest,
+        "rank_egress": max(least_load(classes, rates) for classes in out),
+        "node_egress": least_load(out_of_nodes, node_rates),
     }
+
+
+def differences(cuts, text):
+    """{kind: (seconds of the report's cut, seconds by this module)} of the kinds that differ."""
+    network = Network(text)
+    found = {kind: (seconds(cuts[kind], network) if kind in cuts else 0.0, t) for kind, t in lower_bounds(text).items()}
+    return {kind: pair for kind, pair in found.items() if abs(pair[0] - pair[1]) > 1e-6 * max(pair) + 1e-12}
+
+
+def remote_bytes(text):
+    """Bytes that ranks get from others, once for each position, and those that nodes lack."""
+    network = Network(text)
+    patterns, (source, *targets) = read(text)
+    remote = between = 0
+    for cell in cells(patterns, source, targets):
+        remote += cell.size * sum(len(cell.wants[rank]) for rank in cell.lacking)
+        holding = {network.node(rank) for rank in bits(cell.holders)}
+        between += cell.size * len({network.node(rank) for rank in cell.wants} - holding)
+    return {"remote": remote, "between_nodes": between}
 
 
 def busiest_sender(text):
@@ -214,14 +398,16 @@ def busiest_sender(text):
     None if some node lacks elements."""
     from scipy.optimize import linprog
 
-    world, per_node, _, patterns, (source, *targets) = read(text)
+    patterns, (source, *targets) = read(text)
+    world, per_node = map(int, re.search(r"world (\d+) .*ranks-per-node (\d+)", text).groups())
     node_of = lambda rank: sum(1 << r for r in range(world) if not per_node or r // per_node == rank // per_node)
     local, any_replica, lacks = Counter(), Counter(), False
-    for size, replicas, needers in cells(patterns, source, targets):
-        for rank in (rank for rank in needers if not replicas >> rank & 1):
-            any_replica[replicas] += size
-            local[replicas & node_of(rank) or replicas] += size
-            lacks |= not replicas & node_of(rank)
+    for cell in cells(patterns, source, targets):
+        for rank in cell.lacking:
+            size = cell.size * len(cell.wants[rank])
+            any_replica[cell.holders] += size
+            local[cell.holders & node_of(rank) or cell.holders] += size
+            lacks |= not cell.holders & node_of(rank)
 
     def solve(sent):
         variables = [(number, rank) for number, replicas in enumerate(sent) for rank in bits(replicas)]

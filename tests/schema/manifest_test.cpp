@@ -212,6 +212,14 @@ TensorPatternT &addTensorPattern(Parts &p, const char *name) {
   return pattern;
 }
 
+/// Makes a cut through some NICs the lower bound.
+void addCut(Parts &p, schema::CutKind kind, uint32_t nics) {
+  p.manifest.lower_bounds = std::make_unique<schema::LowerBoundsT>();
+  p.manifest.lower_bounds->cuts.push_back(std::make_unique<schema::CutT>());
+  p.manifest.lower_bounds->cuts[0]->kind = kind;
+  p.manifest.lower_bounds->cuts[0]->nics = nics;
+}
+
 TEST(Manifest, Refusals) {
   struct Violation {
     const char *what;
@@ -228,6 +236,10 @@ TEST(Manifest, Refusals) {
        "found a world of 4294967295 ranks, expected 1 to 1048576"},
       {"messages", [](Parts &p) { p.manifest.messages = UINT64_MAX; },
        "found 18446744073709551615 messages, expected fewer than 2^32"},
+      {"a cut of an unknown kind", [](Parts &p) { addCut(p, static_cast<schema::CutKind>(99), 1); },
+       "cut 0 has the unknown kind 99"},
+      {"a cut of nothing", [](Parts &p) { addCut(p, schema::CutKind::node_ingress, 0); },
+       "cut 0 has no links, NICs or copies, expected at least one"},
       {"a huge variable", [](Parts &p) { p.manifest.variables[0]->size = UINT64_MAX; },
        "index variable 'layer' has 18446744073709551615 values, expected at most 1152921504606846976"},
       {"no target", [](Parts &p) { p.manifest.endpoints.pop_back(); },
