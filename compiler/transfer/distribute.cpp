@@ -316,31 +316,13 @@ private:
     for (int64_t stripe = 0; stripe < count; ++stripe) {
       std::vector<Transfer> part;
       const int64_t end = static_cast<int64_t>(static_cast<__int128>(each.bytes) * (stripe + 1) / count);
-      take(left, end - done, stripe + 1 == count, part);
+      splitter_.take(left, end - done, stripe + 1 == count, part);
       done += bytesOf(part);
       const size_t nodes = each.nodes.size();
       for (size_t first = 0; first < nodes && !part.empty(); first += length)
         put(part, chain(each.nodes, (first + number) % nodes, std::min(length, nodes - first),
                         static_cast<size_t>(stripe) + number));
     }
-  }
-
-  /// Moves about `wanted` bytes (or, if `all`, all transfers) from the front of `left` to `part`.
-  void take(std::vector<Transfer> &left, int64_t wanted, bool all, std::vector<Transfer> &part) {
-    size_t i = 0;
-    std::vector<Transfer> rest;
-    for (; i < left.size(); ++i) {
-      const int64_t size = bytes(module_.transfers, left[i]);
-      if (!all && size > wanted) {
-        splitter_.split(left[i], wanted, wanted / 64, part, rest);
-        ++i;
-        break;
-      }
-      part.push_back(left[i]);
-      wanted -= size;
-    }
-    rest.insert(rest.end(), left.begin() + static_cast<ptrdiff_t>(i), left.end());
-    left = std::move(rest);
   }
 
   /// Appends transfers to the root of a tree, with its route.
@@ -419,7 +401,7 @@ private:
           deficit += wanted;
           std::vector<Transfer> part;
           if (deficit > 0 && wanted > 0)
-            take(left, deficit, rest == 0, part);
+            splitter_.take(left, deficit, rest == 0, part);
           deficit -= bytesOf(part);
           if (!part.empty())
             readings.push_back({&each, n, i, std::move(part)});

@@ -50,8 +50,12 @@ int64_t egressBound(const Layout &layout, const Transfers &transfers) {
       overlap = &transfers.overlaps[transfer.overlap];
       candidates.select(*overlap);
     }
-    if (candidates.remote(transfer.target))
-      ofOverlap[&candidates.preferred(transfer.target)] += ir::bytes(transfers, transfer) * each;
+    if (!candidates.remote(transfer.target))
+      continue;
+    const std::vector<int32_t> &preferred = candidates.preferred(transfer.target);
+    const bool follows = transfer.source == Transfer::kUnassigned ||
+                         std::binary_search(preferred.begin(), preferred.end(), transfer.source);
+    ofOverlap[follows ? &preferred : &candidates.all()] += ir::bytes(transfers, transfer) * each;
   }
   finish();
   return load(bytes, layout.endpoints[0].meshRanks());

@@ -8,9 +8,9 @@
 
 namespace reshard {
 
-/// The least number of bytes that the busiest source rank must send, given the locality rule (candidates.h) and the
-/// routes that distribute chose. It is the exact fractional optimum (optimum.h) for these transfers; their sources and
-/// cuts do not matter.
+/// The least number of bytes that the busiest source rank must send, given the locality rule (candidates.h), except for
+/// sources that reroute chose, and the routes of the transfers. It is the exact fractional optimum (optimum.h) for
+/// these transfers; their sources and cuts do not matter.
 int64_t egressBound(const ir::Layout &layout, const ir::Transfers &transfers);
 
 /// What a cut is around, by the number that plans store; schema/plan.fbs explains each.

@@ -95,6 +95,23 @@ void Splitter::split(const Transfer &transfer, int64_t bytes, int64_t tolerance,
     rest.push_back(rangeOf(whole + inside, transfer.count - whole - inside));
 }
 
+void Splitter::take(std::vector<Transfer> &left, int64_t wanted, bool all, std::vector<Transfer> &part) {
+  size_t i = 0;
+  std::vector<Transfer> rest;
+  for (; i < left.size(); ++i) {
+    const int64_t size = bytes(module_.transfers, left[i]);
+    if (!all && size > wanted) {
+      split(left[i], wanted, wanted / 64, part, rest);
+      ++i;
+      break;
+    }
+    part.push_back(left[i]);
+    wanted -= size;
+  }
+  rest.insert(rest.end(), left.begin() + static_cast<ptrdiff_t>(i), left.end());
+  left = std::move(rest);
+}
+
 void Splitter::splitTensor(Transfer tensor, int64_t bytes, std::vector<Transfer> &head, std::vector<Transfer> &rest) {
   const int64_t all = ir::bytes(module_.transfers, tensor);
   const Grid &where = grid(tensor.overlap);

@@ -19,6 +19,8 @@ public:
   /// sides.
   void split(const ir::Transfer &transfer, int64_t bytes, int64_t tolerance, std::vector<ir::Transfer> &head,
              std::vector<ir::Transfer> &rest);
+  /// Moves about `wanted` bytes (or, if `all`, all transfers) from the front of `left` to `part`.
+  void take(std::vector<ir::Transfer> &left, int64_t wanted, bool all, std::vector<ir::Transfer> &part);
 
 private:
   /// The positions at which tensors of an overlap may be cut: begin + offset + i * unit, inside [begin, end), local

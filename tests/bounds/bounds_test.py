@@ -43,6 +43,24 @@ class Bounds(FolderTest):
         self.assertGreater(compared, 0)
         self.assertGreaterEqual(near, 0.95 * compared)
 
+    def test_no_rank_serves_the_others_alone(self):
+        """One holder of a node or a rack forwards through those it serves; a replica that sends little serves other
+        nodes: by fixed rules each of these plans takes 3 to 16 times its bound."""
+        whole = {"holds": "b", "at": {"x": list(range(1, 8))}}
+        layouts = {"split": {"params": {"a": {"holds": "a", "at": {"x": [0]}}, "b": whole}}, "all": {"params": "same"}}
+        matrices = {"tensors": {name: [16384, 8192] for name in "ab"}, "layouts": layouts}
+        columns = {"tensors": {"w": {"shape": [16384, 16384], "shard": {1: "tp"}}}}
+        rows = {"tensors": {"w": {"shape": [16384, 16384], "shard": {0: "tp"}}}}
+        for name, model, source, target in (
+            ("h100x8", matrices, {"layout": "split", "mesh": {"x": 8}}, {"layout": "all", "mesh": {"dp": 8}}),
+            ("gb200-nvl72", columns, {"mesh": {"dp": 2}}, {"mesh": {"tp": 2, "dp": 16}, "ranks": "2..33"}),
+            ("ethernet-100g", rows, {"mesh": {"tp": 2, "dp": 10}}, {"mesh": {"tp": 2, "dp": 50}, "ranks": "20..119"}),
+        ):
+            with self.subTest(name):
+                job = {"version": 1, "model": {"dtype": "bf16"} | model, "source": source, "target": target}
+                job["options"] = {"topology": str(jobs.TOPOLOGIES / f"{name}.yaml")}
+                self.assertLess(Measured(job, self.folder).ratio, 2)
+
     def test_known_optimum(self):
         """Four ranks of two nodes get what one rank has: 1 GB/s by NIC, and each NIC must bring a half."""
         matrix = {"dtype": "u8", "tensors": {"w": [1000, 1000]}}

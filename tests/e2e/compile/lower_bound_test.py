@@ -106,10 +106,11 @@ class LowerBounds(FolderTest):
             if compiled.returncode == 2:
                 continue  # an invalid job
             local, any_replica = lower_bounds.busiest_sender(run("reshard-compile", job, "--emit=layout").stdout)
-            balance = json.loads(report.read_text())["balance"]
+            counts = json.loads(report.read_text())
+            balance = counts["balance"]
             with self.subTest(seed=seed):
                 self.assertLessEqual(abs(balance["egress_bound_without_relays"] - any_replica), 1)
-                if local is not None:
+                if local is not None and counts["bytes"]["relayed"] == 0:  # else the pass reroute has chosen the routes
                     self.assertLessEqual(abs(balance["egress_bound"] - local), 1)
                     compared += local > 0
         self.assertGreater(compared, 10)
