@@ -19,6 +19,10 @@ inline uint64_t chunkBytes(const schema::Step &step, uint64_t number) {
          : number + 1 < chunkCount(step) ? step.chunk()
                                          : step.bytes() - number * step.chunk();
 }
+/// Where chunk `number` of a staged message begins in the arena.
+inline uint64_t chunkStaging(const schema::Step &step, uint64_t number) {
+  return step.staging() + (step.slot() + number) % 2 * step.chunk();
+}
 
 /// result[i][c]: how many chunks of the i-th step in the send's `after` must be done before chunk c of the send, so
 /// that a rank forwards a message chunk by chunk.

@@ -40,8 +40,7 @@ std::byte *ChunkExchange::nextChunk(const MessageState &message, std::byte *&end
     end = nullptr;
     return message.packing.contiguous() + message.begun * step.chunk();
   }
-  std::byte *begin =
-      slots_.memory + (step.staging() - slots_.headBytes) + (step.slot() + message.begun) % 2 * step.chunk();
+  std::byte *begin = slots_.memory + (chunkStaging(step, message.begun) - slots_.headBytes);
   end = begin + chunkBytes(step, message.begun);
   return begin;
 }

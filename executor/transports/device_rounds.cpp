@@ -314,8 +314,7 @@ private:
     const Step &step = *message.step;
     const bool staged = step.staging() != UINT64_MAX;
     const uint64_t at = chunk * step.chunk(), head = rank_.viewJobs ? rank_.viewJobs->headBytes() : 0;
-    std::byte *memory = staged ? staging.arena + (step.staging() - head) + (step.slot() + chunk) % 2 * step.chunk()
-                               : message.packing.contiguous() + at;
+    std::byte *memory = staged ? staging.arena + (chunkStaging(step, chunk) - head) : message.packing.contiguous() + at;
     return {&message.packing,
             at,
             staged,
