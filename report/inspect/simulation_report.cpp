@@ -10,6 +10,9 @@
 
 #include <cmath>
 #include <cstdio>
+#include <functional>
+#include <optional>
+#include <utility>
 
 namespace reshard::report {
 
@@ -21,23 +24,56 @@ namespace {
 
 constexpr const char *kKinds[] = {"pack", "transmit", "unpack", "copy"};
 
-/// Chrome's trace format, which Perfetto reads: a process for each rank, a thread for each kind; times in microseconds.
-std::string traceOf(const Simulation &simulation) {
-  std::string text = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
-  const char *separator = "";
-  simulation.forEachActivity([&](const Activity &a) {
+/// Writes Chrome's trace format, which Perfetto reads: a process for each rank, a thread for each kind; times in
+/// microseconds. The activities of a large plan are gigabytes of text, so it goes to the file piece by piece.
+class TraceFile {
+public:
+  static Result<TraceFile> create(const std::string &path) {
+    TraceFile trace;
+    Result<AtomicFile> file = AtomicFile::create(path);
+    if (!file.ok())
+      return file.status();
+    trace.file_ = std::move(*file);
+    return trace;
+  }
+
+  void add(const Activity &a) {
     char line[256];
     std::snprintf(
         line, sizeof line,
         "%s{\"name\": \"%s %u round %u\", \"ph\": \"X\", \"pid\": %d, \"tid\": \"%s\", \"ts\": %.3f, \"dur\": "
-        "%.3f, \"args\": {\"peer\": %d, \"bytes\": %llu}}",
-        separator, kKinds[static_cast<int>(a.kind)], a.message, a.round, a.rank, kKinds[static_cast<int>(a.kind)],
-        a.begin * 1e6, (a.end - a.begin) * 1e6, a.peer, static_cast<unsigned long long>(a.bytes));
-    text += line;
-    separator = ",\n";
-  });
-  return text + "\n]}\n";
-}
+        "%.3f, \"args\": {\"peer\": %d, \"step\": %u, \"bytes\": %llu}}",
+        separator_, kKinds[static_cast<int>(a.kind)], a.message, a.round, a.rank, kKinds[static_cast<int>(a.kind)],
+        a.begin * 1e6, (a.end - a.begin) * 1e6, a.peer, a.step, static_cast<unsigned long long>(a.bytes));
+    text_ += line;
+    separator_ = ",\n";
+    if (text_.size() >= kBytes)
+      write();
+  }
+
+  /// The first error of all writes.
+  Status commit() {
+    text_ += "\n]}\n";
+    write();
+    return status_.ok() ? file_.commit(written_) : status_;
+  }
+
+private:
+  static constexpr size_t kBytes = 1 << 20; // written at a time
+
+  void write() {
+    if (status_.ok())
+      status_ = file_.write(text_.data(), text_.size(), written_);
+    written_ += text_.size();
+    text_.clear();
+  }
+
+  AtomicFile file_;
+  Status status_;
+  uint64_t written_ = 0;
+  std::string text_ = "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n";
+  const char *separator_ = "";
+};
 
 /// "12.3 ms"
 std::string time(double seconds) {
@@ -110,14 +146,24 @@ Status inspectSimulation(const Plan &plan, const InspectionOptions &options) {
     return inspectPool(plan, options, options.replicas > 0 ? options.replicas : planned);
   if (options.replicas > 0)
     return invalid("--replicas: the target of '" + options.plan + "' has no engine replicas (key 'replicas')");
+  std::optional<TraceFile> trace;
+  if (!options.trace.empty()) {
+    Result<TraceFile> created = TraceFile::create(options.trace);
+    if (!created.ok())
+      return created.status();
+    trace = std::move(*created);
+  }
   const Result<Simulation> simulated = [&] {
     ProgressLine progress("simulate"); // removed before the report
-    return simulate(plan, *options.topology, [&](double fraction) { progress.at(fraction); });
+    std::function<void(const Activity &)> visit;
+    if (trace)
+      visit = [&](const Activity &activity) { trace->add(activity); };
+    return simulate(plan, *options.topology, [&](double fraction) { progress.at(fraction); }, visit);
   }();
   if (!simulated.ok())
     return ofPlan(simulated.status());
   const Simulation &simulation = *simulated;
-  if (Status status = options.trace.empty() ? Status() : writeFile(options.trace, traceOf(simulation)); !status.ok())
+  if (Status status = trace ? trace->commit() : Status(); !status.ok())
     return status;
   if (options.format == "json") {
     Json secondsByKind = Json::object();

@@ -34,8 +34,8 @@ struct MessageTimes {
 
 /// The activities of one rank.
 struct RankTimes {
-  std::unordered_map<uint32_t, MessageTimes> messages; // sent or received ones
-  std::vector<const Activity *> copies;                // its other steps, in their order
+  std::unordered_map<uint32_t, MessageTimes> messages;   // sent or received ones
+  std::unordered_map<uint32_t, const Activity *> copies; // its other steps
 };
 
 /// Bytes in use from a time on.
@@ -60,19 +60,20 @@ public:
   }
 
   std::vector<ArenaPoint> history() {
-    auto copy = times_.copies.begin();
-    for (const Step *step : orEmpty(segment_.steps()))
+    const auto &steps = orEmpty(segment_.steps());
+    for (uint32_t number = 0; number < steps.size(); ++number) {
+      const Step *const step = steps.Get(number);
       if (step->kind() == StepKind::send)
         send(*step, times_.messages.at(step->message()));
       else if (step->kind() == StepKind::recv)
         receive(*step, times_.messages.at(step->message()));
       else {
-        forEachOperand(step->first_input(), step->input_count(),
-                       [&](const Range &range) { read(range, (*copy)->end); });
+        const Activity &copy = *times_.copies.at(number);
+        forEachOperand(step->first_input(), step->input_count(), [&](const Range &range) { read(range, copy.end); });
         forEachOperand(step->first_output(), step->output_count(),
-                       [&](const Range &range) { write(range, (*copy)->begin); });
-        ++copy;
+                       [&](const Range &range) { write(range, copy.begin); });
       }
+    }
     for (const auto &[begin, held] : held_)
       hold(held.from, held.until.value_or(end_), held.bytes);
     std::vector<ArenaPoint> history{{0, 0}};
@@ -237,18 +238,42 @@ std::vector<ArenaPoint> thinned(const std::vector<ArenaPoint> &history, double s
   return result;
 }
 
-/// The rank of each group whose last activity ends last.
-std::vector<int32_t> drawnRanks(const Simulation &simulation, uint32_t world, uint32_t group) {
-  std::vector<double> busy(world);
-  simulation.forEachActivity([&](const Activity &activity) {
-    busy[activity.rank] = std::max(busy[activity.rank], activity.end);
-    if (activity.peer >= 0)
-      busy[activity.peer] = std::max(busy[activity.peer], activity.end);
-  });
-  std::vector<int32_t> ranks;
-  for (uint32_t first = 0; first < world; first += group)
-    ranks.push_back(static_cast<int32_t>(
-        std::max_element(busy.begin() + first, busy.begin() + std::min(world, first + group)) - busy.begin()));
+/// The seconds in which a rank's busiest resource is in use: its links or its NIC in one direction, or its copies.
+Result<double> busySeconds(const Plan &plan, const Topology &topology, uint32_t rank) {
+  std::shared_ptr<const Segment> segment;
+  if (Status status = plan.segment(rank, segment); !status.ok())
+    return status;
+  double copying = 0, moving[2][2] = {}; // by whether inside a node, and whether it sends
+  for (const Step *step : orEmpty(segment->steps())) {
+    WorkDeadline::spend(1);
+    const bool sends = step->kind() == StepKind::send, message = sends || step->kind() == StepKind::recv;
+    const auto bytes = static_cast<double>(step->bytes());
+    if (!message || step->staging() != UINT64_MAX)
+      copying += bytes / static_cast<double>(topology.copyRate);
+    if (!message)
+      continue;
+    const bool local = topology.node(rank) == topology.node(step->peer());
+    moving[local][sends] += bytes / static_cast<double>(local ? topology.linkRate : topology.nicRate);
+  }
+  return std::max({copying, moving[0][0], moving[0][1], moving[1][0], moving[1][1]});
+}
+
+/// The busiest rank of each group.
+Result<std::vector<uint32_t>> drawnRanks(const Plan &plan, const Topology &topology, uint32_t group) {
+  std::vector<uint32_t> ranks;
+  for (uint32_t first = 0; first < plan.world(); first += group) {
+    ranks.push_back(first);
+    double most = 0;
+    for (uint32_t rank = first; group > 1 && rank < std::min(plan.world(), first + group); ++rank) {
+      const Result<double> busy = busySeconds(plan, topology, rank);
+      if (!busy.ok())
+        return busy.status();
+      if (*busy > most) {
+        most = *busy;
+        ranks.back() = rank;
+      }
+    }
+  }
   return ranks;
 }
 
@@ -269,7 +294,7 @@ struct RankLane {
     case Activity::Kind::unpack:
       return times.messages[activity.message].unpack.push_back(&activity);
     case Activity::Kind::copy:
-      return times.copies.push_back(&activity);
+      times.copies[activity.step] = &activity;
     }
   }
 };
@@ -298,20 +323,22 @@ Result<Json> laneOf(const Plan &plan, int32_t rank, const RankLane &lane, double
 
 Result<Json> timesOf(const Plan &plan, const Topology &topology, uint32_t group) {
   ProgressLine progress("simulate");
-  const Result<Simulation> simulated = simulate(plan, topology, [&](double fraction) { progress.at(fraction); });
-  if (!simulated.ok())
-    return simulated.status();
-  const std::vector<int32_t> ranks = drawnRanks(*simulated, plan.world(), group);
+  const Result<std::vector<uint32_t>> ranks = drawnRanks(plan, topology, group);
+  if (!ranks.ok())
+    return ranks.status();
   std::map<int32_t, RankLane> byRank;
-  for (const int32_t rank : ranks)
-    byRank[rank];
-  simulated->forEachActivity([&](const Activity &activity) {
+  for (const uint32_t rank : *ranks)
+    byRank[static_cast<int32_t>(rank)];
+  auto keep = [&](const Activity &activity) {
     if (const auto at = byRank.find(activity.rank); at != byRank.end())
       at->second.add(activity);
     if (const auto at = byRank.find(activity.peer);
         at != byRank.end() && activity.kind == Activity::Kind::transmit) // the receiver has it too
       at->second.add(activity);
-  });
+  };
+  const Result<Simulation> simulated = simulate(plan, topology, [&](double fraction) { progress.at(fraction); }, keep);
+  if (!simulated.ok())
+    return simulated.status();
   Json lanes = Json::array(), terms = Json::object();
   for (const auto &[rank, lane] : byRank) {
     Result<Json> drawn = laneOf(plan, rank, lane, simulated->seconds);

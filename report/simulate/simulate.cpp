@@ -1,22 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Simulates the steps of a plan as tasks, and their messages as flows that divide the bandwidth of links. Also the
-// lower bound of the time.
+// Simulates the steps of a plan: chunks of messages are flows that divide the bandwidth of links. Also the lower bound
+// of the time.
 #include "report/simulate/simulate.h"
 
 #include "base/work_deadline.h"
 #include "executor/memory/chunks.h"
+#include "report/simulate/fair_flows.h"
 #include "schema/flatbuffer_vectors.h"
-#include "verify/proof/plan_verifier.h"
 
 #include <algorithm>
 #include <array>
-#include <cmath>
-#include <map>
-#include <queue>
-#include <tuple>
+#include <memory>
 #include <utility>
-
-#include <sys/mman.h>
 
 namespace reshard::report {
 
@@ -24,206 +19,54 @@ namespace {
 
 using namespace schema;
 
-/// Sets the size of an empty vector, and asks the system for large pages: where memory is read here and there, the
-/// addresses of small pages are looked up as often as the memory itself.
-template <class T> void resizeInLargePages(std::vector<T> &vector, size_t size) {
-  constexpr uintptr_t kLargePage = 2 << 20;
-  vector.reserve(size);
-  const uintptr_t begin = (reinterpret_cast<uintptr_t>(vector.data()) + kLargePage - 1) / kLargePage * kLargePage,
-                  end = reinterpret_cast<uintptr_t>(vector.data() + size) / kLargePage * kLargePage;
-  if (end > begin)
-    madvise(reinterpret_cast<void *>(begin), end - begin, MADV_HUGEPAGE); // only a request
-  vector.resize(size);
+bool isMessage(const Step &step) { return step.kind() == StepKind::send || step.kind() == StepKind::recv; }
+bool staged(const Step &step) { return step.staging() != UINT64_MAX; }
+
+/// How many chunks of an earlier message must have left their slots before a chunk of `step` may enter its own. Slots
+/// are compared by address: where chunks differ in size, slots of one number are different bytes.
+uint64_t chunksBeforeSlot(const Step &earlier, const Step &step, uint64_t chunk) {
+  if (!staged(earlier) || !staged(step))
+    return 0;
+  const uint64_t begin = chunkStaging(step, chunk), end = begin + chunkBytes(step, chunk), chunks = chunkCount(earlier);
+  for (uint64_t n = chunks; n > 0 && n + 3 > chunks; --n) { // the last chunk may be shorter than the one two before it
+    const uint64_t used = chunkStaging(earlier, n - 1);
+    if (used < end && begin < used + chunkBytes(earlier, n - 1))
+      return n;
+  }
+  return 0;
 }
 
-/// Flows that share resources by max-min fairness. Time advances from the end of one flow to the next.
-class FairFlows {
-public:
-  uint32_t resource(double rate) {
-    resources_.push_back({rate, {}, 0, 0, 0});
-    return static_cast<uint32_t>(resources_.size() - 1);
-  }
-
-  double now() const { return now_; }
-  /// Seconds that a resource was in use.
-  double busy(uint32_t resource) const { return resources_[resource].busy; }
-
-  /// Starts a flow of `bytes` through one or two resources; next() returns its `id` when it ends.
-  void start(uint32_t id, double bytes, uint32_t first, uint32_t second) {
-    if (free_.empty()) {
-      free_.push_back(static_cast<uint32_t>(flows_.size()));
-      flows_.emplace_back();
-    }
-    const uint32_t number = free_.back();
-    free_.pop_back();
-    Flow &flow = flows_[number];
-    flow.id = id;
-    flow.left = bytes;
-    flow.rate = 0;
-    flow.since = now_;
-    flow.resources = {first, second};
-    flow.count = first == second ? 1 : 2;
-    for (uint32_t i = 0; i < flow.count; ++i) {
-      Resource &resource = resources_[flow.resources[i]];
-      if (resource.flows.empty())
-        resource.since = now_;
-      resource.flows.push_back(number);
-    }
-    updateRates(flow);
-  }
-
-  /// Sets a timer: next() returns `id` at that time.
-  void at(double time, uint32_t id) { events_.push({time, id, kTimer, 0}); }
-
-  /// Advances to the next end of a flow or timer; returns false if there is none.
-  bool next(uint32_t &id, bool &timer) {
-    while (!events_.empty()) {
-      const Event event = events_.top();
-      events_.pop();
-      timer = event.flow == kTimer;
-      if (!timer && flows_[event.flow].version != event.version)
-        continue;
-      now_ = event.time;
-      id = event.id;
-      if (!timer)
-        finish(event.flow);
-      return true;
-    }
-    return false;
-  }
-
-private:
-  struct Resource {
-    double rate;
-    std::vector<uint32_t> flows;
-    double busy, since;
-    uint64_t seen = 0; // the last update that found it
-  };
-  /// Flows that ended are used again, so that those in the memory caches are few.
-  struct Flow {
-    double left = 0, rate = 0, since = 0, newRate = 0;
-    uint32_t id = 0, version = 0, count = 0;
-    std::array<uint32_t, 2> resources{};
-    uint64_t seen = 0;
-  };
-  static constexpr uint32_t kTimer = UINT32_MAX;
-  struct Event {
-    double time;
-    uint32_t id, flow, version;
-    bool operator<(const Event &other) const { return std::tie(time, id) > std::tie(other.time, other.id); }
-  };
-
-  void finish(uint32_t number) {
-    Flow &flow = flows_[number];
-    ++flow.version;
-    for (uint32_t i = 0; i < flow.count; ++i) {
-      Resource &resource = resources_[flow.resources[i]];
-      std::erase(resource.flows, number);
-      if (resource.flows.empty())
-        resource.busy += now_ - resource.since;
-    }
-    updateRates(flow);
-    free_.push_back(number);
-  }
-
-  /// Computes new rates for all flows that compete, directly or indirectly, for the resources of a flow: the most
-  /// contended resource first (progressive filling).
-  void updateRates(const Flow &changed) {
-    ++update_;
-    competing_.clear();
-    contended_.clear();
-    auto contend = [&](const Flow &flow) {
-      for (uint32_t i = 0; i < flow.count; ++i)
-        if (std::exchange(resources_[flow.resources[i]].seen, update_) != update_)
-          contended_.push_back(flow.resources[i]);
-    };
-    contend(changed);
-    for (size_t i = 0; i < contended_.size(); ++i)
-      for (const uint32_t f : resources_[contended_[i]].flows) {
-        WorkDeadline::spend(1);
-        if (std::exchange(flows_[f].seen, update_) == update_)
-          continue;
-        competing_.push_back(f);
-        flows_[f].newRate = -1;
-        contend(flows_[f]);
-      }
-    for (size_t open = competing_.size(); open > 0;) {
-      double least = INFINITY;
-      uint32_t tightest = 0;
-      for (const uint32_t r : contended_) {
-        WorkDeadline::spend(1 + static_cast<int64_t>(resources_[r].flows.size()));
-        double rest = resources_[r].rate;
-        int sharing = 0;
-        for (const uint32_t f : resources_[r].flows)
-          flows_[f].newRate < 0 ? ++sharing : rest -= flows_[f].newRate;
-        if (sharing > 0 && rest / sharing < least) {
-          least = rest / sharing;
-          tightest = r;
-        }
-      }
-      for (const uint32_t f : resources_[tightest].flows)
-        if (flows_[f].newRate < 0) {
-          flows_[f].newRate = least;
-          --open;
-        }
-    }
-    for (const uint32_t f : competing_) {
-      Flow &flow = flows_[f];
-      if (flow.newRate == flow.rate)
-        continue; // its end is known
-      flow.left = std::max(0.0, flow.left - flow.rate * (now_ - flow.since));
-      flow.since = now_;
-      flow.rate = flow.newRate;
-      events_.push({now_ + flow.left / flow.rate, flow.id, f, ++flow.version});
-    }
-  }
-
-  std::vector<Resource> resources_;
-  std::vector<Flow> flows_;
-  std::vector<uint32_t> free_; // unused entries of flows_
-  std::priority_queue<Event> events_;
-  double now_ = 0;
-  uint64_t update_ = 0;                         // the number of updates
-  std::vector<uint32_t> competing_, contended_; // flows and resources of one update
-};
-
+/// Keeps counters, not tasks: a plan has millions of chunks, but those of a port follow each other, so that each port
+/// has one chunk at a time that is transmitted, and one that is packed or unpacked.
 class Simulator {
 public:
-  Simulator(const Plan &plan, const Topology &topology, const std::function<void(double)> &progress)
-      : plan_(plan), topology_(topology), progress_(progress) {}
+  Simulator(const Plan &plan, const Topology &topology, const std::function<void(double)> &progress,
+            const std::function<void(const Activity &)> &visit)
+      : plan_(plan), topology_(topology), progress_(progress), visit_(visit) {}
 
   Result<Simulation> run() {
     const uint32_t world = plan_.world();
-    std::vector<std::shared_ptr<const Segment>> segments(world);
+    segments_.resize(world);
     for (uint32_t rank = 0; rank < world; ++rank) {
       WorkDeadline::spend(1024);
-      if (Status status = plan_.segment(rank, segments[rank]); !status.ok())
+      if (Status status = plan_.segment(rank, segments_[rank]); !status.ok())
         return status;
+      steps_.push_back(&orEmpty(segments_[rank]->steps()));
     }
-    if (Status status = checkMessages(plan_); !status.ok())
+    if (Status status = checkMessages(plan_, segments_, 1); !status.ok())
       return status;
-    for (uint32_t rank = 0; rank < world; ++rank) {
-      copies_.push_back(flows_.resource(static_cast<double>(topology_.copyRate)));
-      for (auto &side : links_)
-        side.push_back(flows_.resource(static_cast<double>(topology_.linkRate)));
-      while (nics_[0].size() <= static_cast<size_t>(topology_.nic(rank)))
-        for (auto &side : nics_)
-          side.push_back(flows_.resource(static_cast<double>(topology_.nicRate)));
-    }
-    if (Status status = build(segments); !status.ok())
-      return status;
-    for (uint32_t task = 0; task < count_; ++task)
-      if (tasks_[task].waits == 0)
-        start(task);
-    uint32_t done = 0;
+    addResources();
+    addSteps();
+    addWaiters();
+    begin();
+    uint64_t id = 0;
     bool timer = false;
-    while (flows_.next(done, timer)) {
-      if (!timer)
-        ended(done, false);
-      if (const double delay = groupOf(done).delay; !timer && delay > 0)
-        flows_.at(flows_.now() + delay, done);
+    while (flows_.next(id, timer)) {
+      WorkDeadline::spend(16);
+      if (timer)
+        arrived(static_cast<uint32_t>(id));
       else
-        ended(done, true);
+        ended(static_cast<Activity::Kind>(id % 4), static_cast<uint32_t>(id / 4));
       if (finished_ % 1024 == 0)
         progress_(static_cast<double>(finished_) / static_cast<double>(count_));
     }
@@ -235,227 +78,369 @@ public:
   }
 
 private:
-  static constexpr uint32_t kNone = UINT32_MAX;
-
-  /// What the chunks of a step have in common, as tasks of one kind. A task releases its resources when its bytes are
-  /// sent (released); the bytes arrive one latency later (arrived). There are millions of tasks, and most are
-  /// not in a memory cache when they are needed: so a task is small, and all of it is in one place.
-  struct Group {
-    Activity activity;                         // all chunks together
-    uint32_t first = 0, second = 0;            // resources
-    double delay = 0;                          // seconds from released to arrived
-    uint32_t task = 0, stride = 1, chunks = 1; // chunk c is task `task` + c * stride
-    uint64_t chunk = 0;                        // bytes of each chunk but the last; 0: one chunk
-
-    uint64_t bytesOf(uint32_t number) const {
-      const uint64_t left = activity.bytes - chunk * ((number - task) / stride);
-      return chunk > 0 ? std::min(chunk, left) : left;
-    }
-  };
-  struct Task {
-    uint32_t group = 0;
-    uint32_t waits = 0;  // for how many events of other tasks
-    uint32_t lists[2]{}; // where the tasks that wait for its events begin in waiting_
-    double begin = 0, end = 0;
-  };
-  /// The tasks of a message.
+  /// How far the chunks of a message are.
   struct Message {
-    uint32_t first = kNone, stride = 1, firstUnpack = kNone, chunks = 0;
-    uint32_t transmit(uint64_t chunk) const { return first + static_cast<uint32_t>(chunk) * stride; }
-    uint32_t pack(uint64_t chunk) const { return stride == 2 ? transmit(chunk) + 1 : kNone; }
-    uint32_t unpack(uint64_t chunk) const {
-      return firstUnpack == kNone ? kNone : firstUnpack + static_cast<uint32_t>(chunk);
-    }
-    /// The task that ends when the chunk has arrived.
-    uint32_t last(uint64_t chunk) const { return firstUnpack == kNone ? transmit(chunk) : unpack(chunk); }
-    uint32_t lastTransmit() const { return transmit(chunks - 1); }
+    uint32_t sender = 0, receiver = 0;
+    uint32_t chunks = 0;
+    uint32_t packed = 0, sent = 0, arrived = 0, done = 0; // done: unpacked, or arrived in place
+    bool packs = false, unpacks = false, local = false;   // local: inside a node
+  };
+  /// The chunks of a port's messages in their order: all, which are transmitted; or the staged ones, which are packed
+  /// or unpacked.
+  struct Sequence {
+    uint32_t step = 0;   // the step that has the next chunk
+    uint32_t waited = 0; // steps of its `after`, from the first one on, that are done as far as the chunk needs
+    bool busy = false;   // the chunk has begun, at `begin`
+    double begin = 0;
+    std::vector<std::vector<uint64_t>> before; // chunksBefore() of a send that forwards messages, else empty
+  };
+  struct Port {
+    Sequence transmits, copies;
+  };
+  /// A step that is no message.
+  struct LocalStep {
+    uint32_t rank = 0, step = 0;
+    uint32_t waits = 0; // for how many steps
+    bool done = false;
+    double begin = 0;
+  };
+  /// A local step that waits for another step of its rank.
+  struct Waiter {
+    uint64_t before = 0; // key() of that step
+    uint32_t local = 0;
+    bool operator<(const Waiter &other) const { return before < other.before; }
   };
 
-  const Group &groupOf(uint32_t task) const { return groups_[tasks_[task].group]; }
-
-  /// Adds a group whose tasks are `stride` apart.
-  void add(Group group, uint64_t chunks) {
-    group.chunks = static_cast<uint32_t>(chunks);
-    groups_.push_back(group);
-    count_ = std::max(count_, group.task + (chunks - 1) * group.stride + 1);
+  Port &port(uint32_t rank, bool sends, bool local) { return ports_[size_t{4} * rank + 2 * sends + local]; }
+  const Step &step(uint32_t rank, uint32_t number) const { return *steps_[rank]->Get(number); }
+  /// The number of the i-th step in a step's `after`.
+  uint32_t earlier(uint32_t rank, const Step &step, uint32_t i) const {
+    return segments_[rank]->after()->Get(step.first_after() + i);
   }
+  /// The step of a sequence; null if none is left.
+  const Step *stepOf(uint32_t rank, const Sequence &sequence) const {
+    return sequence.step < steps_[rank]->size() ? &step(rank, sequence.step) : nullptr;
+  }
+  /// The index in locals_ of a local step.
+  uint32_t localIndex(uint32_t rank, uint32_t number) const {
+    const auto begin = locals_.begin();
+    const auto at = std::lower_bound(begin + firstLocal_[rank], begin + firstLocal_[rank + 1], number,
+                                     [](const LocalStep &each, uint32_t step) { return each.step < step; });
+    return static_cast<uint32_t>(at - begin);
+  }
+  /// A number of a step that no other step of its rank has.
+  uint64_t key(uint32_t rank, uint32_t number) const {
+    const Step &each = step(rank, number);
+    return isMessage(each) ? each.message() : localKey(localIndex(rank, number));
+  }
+  static uint64_t localKey(uint32_t local) { return (uint64_t{1} << 32) + local; }
 
-  /// Makes a task wait for another one. The first pass over all dependencies counts them, the second one keeps them.
-  void after(uint32_t before, bool arrived, uint32_t task) {
-    const size_t list = 2 * size_t{before} + arrived;
-    if (counting_) {
-      ++dependencies_;
-      ++tasks_[task].waits;
-      ++begin(list + 2);
-    } else {
-      waiting_[begin(list + 1)++] = task; // ends as the begin of the next list
+  void addResources() {
+    for (const int64_t latency : {topology_.nicLatency, topology_.linkLatency})
+      latencies_.push_back(flows_.delay(static_cast<double>(latency) * 1e-9));
+    for (uint32_t rank = 0; rank < plan_.world(); ++rank) {
+      copies_.push_back(flows_.resource(static_cast<double>(topology_.copyRate)));
+      for (auto &side : links_)
+        side.push_back(flows_.resource(static_cast<double>(topology_.linkRate)));
+      nicOf_.push_back(static_cast<uint32_t>(topology_.nic(rank)));
+      while (nics_[0].size() <= nicOf_[rank])
+        for (auto &side : nics_)
+          side.push_back(flows_.resource(static_cast<double>(topology_.nicRate)));
     }
   }
-  /// Where a list begins in waiting_: of the tasks that wait until task list / 2 is released (even), or has arrived.
-  uint32_t &begin(size_t list) { return tasks_[list / 2].lists[list % 2]; }
 
-  Status build(const std::vector<std::shared_ptr<const Segment>> &segments) {
-    std::vector<Message> messages(plan_.manifest().messages());
-    for (uint32_t rank = 0; rank < segments.size(); ++rank)
-      for (const Step *step : orEmpty(segments[rank]->steps()))
-        addTasks(rank, *step, messages);
-    for (uint32_t rank = 0; rank < segments.size(); ++rank)
-      for (const Step *step : orEmpty(segments[rank]->steps()))
-        if (step->kind() == StepKind::recv && step->staging() != UINT64_MAX) {
-          messages[step->message()].firstUnpack = static_cast<uint32_t>(count_);
-          add(groupFor(rank, *step, Activity::Kind::unpack), chunkCount(*step));
-        }
-    if (count_ >= kNone)
-      return failed("the plan has " + std::to_string(count_) + " activities, expected fewer than 2^32 - 1");
-    resizeInLargePages(tasks_, count_ + 1); // the last one is the end of all lists
-    for (uint32_t number = 0; number < groups_.size(); ++number)
-      for (uint32_t chunk = 0; chunk < groups_[number].chunks; ++chunk)
-        tasks_[groups_[number].task + chunk * groups_[number].stride].group = number;
-    for (uint32_t rank = 0; rank < segments.size(); ++rank)
-      order(rank, *segments[rank], messages);
-    if (dependencies_ > UINT32_MAX)
-      return failed("the activities of the plan wait for each other " + std::to_string(dependencies_) +
-                    " times, expected fewer than 2^32");
-    for (size_t list = 1; list < 2 * tasks_.size(); ++list)
-      begin(list) += begin(list - 1);
-    resizeInLargePages(waiting_, dependencies_);
-    counting_ = false;
-    for (uint32_t rank = 0; rank < segments.size(); ++rank)
-      order(rank, *segments[rank], messages);
-    return {};
-  }
-
-  /// A group of tasks that come next and that use the rank's copy bandwidth.
-  Group groupFor(uint32_t rank, const Step &step, Activity::Kind kind) const {
-    Group group;
-    const bool copy = kind == Activity::Kind::copy;
-    group.activity = {kind,
-                      static_cast<int32_t>(rank),
-                      copy ? -1 : static_cast<int32_t>(step.peer()),
-                      step.message(),
-                      step.round(),
-                      step.bytes()};
-    group.first = group.second = copies_[rank];
-    group.task = static_cast<uint32_t>(count_);
-    group.chunk = copy ? 0 : step.chunk();
-    return group;
-  }
-
-  /// Adds the tasks of a step that is no receive.
-  void addTasks(uint32_t rank, const Step &step, std::vector<Message> &messages) {
-    if (step.kind() == StepKind::recv)
-      return;
-    if (step.kind() != StepKind::send) {
-      local_[{rank, &step}] = static_cast<uint32_t>(count_);
-      return add(groupFor(rank, step, Activity::Kind::copy), 1);
-    }
-    const uint64_t chunks = chunkCount(step);
-    Group packing = groupFor(rank, step, Activity::Kind::pack), sending = packing;
-    const bool packs = step.staging() != UINT64_MAX, local = topology_.node(rank) == topology_.node(step.peer());
-    sending.activity.kind = Activity::Kind::transmit;
-    sending.first = local ? links_[0][rank] : nics_[0][topology_.nic(rank)];
-    sending.second = local ? links_[1][step.peer()] : nics_[1][topology_.nic(step.peer())];
-    sending.delay = static_cast<double>(local ? topology_.linkLatency : topology_.nicLatency) * 1e-9;
-    packing.stride = sending.stride = packs ? 2 : 1;
-    packing.task = sending.task + 1;
-    messages[step.message()] = {sending.task, sending.stride, kNone, static_cast<uint32_t>(chunks)};
-    add(sending, chunks);
-    if (packs)
-      add(packing, chunks);
-  }
-
-  /// Adds the dependencies of a rank's chunks: on the previous chunk of the same tier and direction, on its packing or
-  /// unpacking, on the arena slot that was used two chunks ago, on the arrival of relayed bytes, and on the copies that
-  /// read the bytes of the arena that a receive replaces; and those of its copies.
-  void order(uint32_t rank, const Segment &segment, const std::vector<Message> &messages) {
-    struct Sequence {
-      uint32_t last = kNone, copying = kNone; // the previous transmission; the previous packing or unpacking
-      uint32_t slots[2] = {kNone, kNone};     // the task that frees each slot
-      size_t staged = 0;
-    } sequences[2][2];
-    for (const Step *step : orEmpty(segment.steps())) {
-      const bool send = step->kind() == StepKind::send;
-      if (!send && step->kind() != StepKind::recv) {
-        followLocally(rank, segment, *step, messages);
-        continue;
-      }
-      const Message &message = messages[step->message()];
-      Sequence &sequence = sequences[send][topology_.node(rank) == topology_.node(step->peer())];
-      for (uint32_t c = 0; c < message.chunks; ++c) {
-        const uint32_t transmit = message.transmit(c), copying = send ? message.pack(c) : message.unpack(c);
-        if (copying != kNone)
-          after(send ? copying : transmit, true, send ? transmit : copying);
-        if (sequence.last != kNone)
-          after(sequence.last, false, transmit);
-        sequence.last = transmit;
-        if (copying == kNone)
+  void addSteps() {
+    messages_.resize(plan_.manifest().messages());
+    forwards_.resize(plan_.world());
+    for (uint32_t rank = 0; rank < plan_.world(); ++rank) {
+      WorkDeadline::spend(1 + steps_[rank]->size());
+      firstLocal_.push_back(static_cast<uint32_t>(locals_.size()));
+      for (uint32_t number = 0; number < steps_[rank]->size(); ++number) {
+        const Step &each = step(rank, number);
+        if (!isMessage(each)) {
+          locals_.push_back({rank, number, each.after_count()});
+          ++count_;
           continue;
-        if (sequence.copying != kNone)
-          after(sequence.copying, true, copying);
-        sequence.copying = copying;
-        uint32_t &slot = sequence.slots[sequence.staged++ % 2];
-        if (slot != kNone)
-          after(slot, !send, send ? copying : transmit);
-        slot = send ? transmit : copying;
-      }
-      if (send && step->after_count() > 0)
-        follow(rank, segment, *step, messages);
-      for (uint32_t i = 0; !send && i < step->after_count(); ++i) { // before its bytes of the arena are reused
-        const Step &earlier = *segment.steps()->Get(segment.after()->Get(step->first_after() + i));
-        const bool sent = earlier.kind() == StepKind::send; // relayed bytes; else elements that a copy quantizes
-        if (earlier.kind() != StepKind::recv)
-          for (uint32_t c = 0; c < message.chunks; ++c)
-            after(sent ? messages[earlier.message()].lastTransmit() : local_.at({rank, &earlier}), !sent,
-                  message.transmit(c));
+        }
+        Message &message = messages_[each.message()];
+        message.chunks = static_cast<uint32_t>(chunkCount(each));
+        count_ += message.chunks * uint64_t{staged(each)};
+        if (each.kind() == StepKind::recv) {
+          message.receiver = rank;
+          message.unpacks = staged(each);
+          continue;
+        }
+        count_ += message.chunks;
+        message.sender = rank;
+        message.packs = staged(each);
+        message.local = inNode(rank, each);
+        forwards_[rank] = forwards_[rank] || forwards(rank, each);
       }
     }
+    firstLocal_.push_back(static_cast<uint32_t>(locals_.size()));
   }
 
-  /// Adds the dependencies of a step that neither sends nor receives.
-  void followLocally(uint32_t rank, const Segment &segment, const Step &step, const std::vector<Message> &messages) {
-    const uint32_t task = local_.at({rank, &step});
-    for (uint32_t i = 0; i < step.after_count(); ++i) {
-      const Step &earlier = *segment.steps()->Get(segment.after()->Get(step.first_after() + i));
-      if (earlier.kind() == StepKind::recv)
-        after(messages[earlier.message()].last(messages[earlier.message()].chunks - 1), true, task);
-      else if (earlier.kind() == StepKind::send)
-        after(messages[earlier.message()].lastTransmit(), false, task);
-      else
-        after(local_.at({rank, &earlier}), true, task);
+  void addWaiters() {
+    for (uint32_t rank = 0; rank < plan_.world(); ++rank) {
+      const size_t first = waiters_.size();
+      firstWaiter_.push_back(first);
+      for (uint32_t l = firstLocal_[rank]; l < firstLocal_[rank + 1]; ++l) {
+        const Step &each = step(rank, locals_[l].step);
+        WorkDeadline::spend(1 + each.after_count());
+        for (uint32_t i = 0; i < each.after_count(); ++i)
+          waiters_.push_back({key(rank, earlier(rank, each, i)), l});
+      }
+      std::stable_sort(waiters_.begin() + static_cast<std::ptrdiff_t>(first), waiters_.end());
+    }
+    firstWaiter_.push_back(waiters_.size());
+  }
+
+  bool inNode(uint32_t rank, const Step &message) const {
+    return topology_.node(rank) == topology_.node(message.peer());
+  }
+
+  /// Whether a send waits for receives.
+  bool forwards(uint32_t rank, const Step &send) const {
+    for (uint32_t i = 0; i < send.after_count(); ++i)
+      if (step(rank, earlier(rank, send, i)).kind() == StepKind::recv)
+        return true;
+    return false;
+  }
+
+  /// Starts all that waits for nothing.
+  void begin() {
+    ports_.resize(size_t{4} * plan_.world());
+    spent_.resize(plan_.world());
+    for (uint32_t rank = 0; rank < plan_.world(); ++rank)
+      for (const bool sends : {false, true})
+        for (const bool local : {false, true}) {
+          seek(rank, sends, local, port(rank, sends, local).transmits, false);
+          seek(rank, sends, local, port(rank, sends, local).copies, true);
+        }
+    for (uint32_t rank = 0; rank < plan_.world(); ++rank)
+      wakeSends(rank);
+    for (uint32_t l = 0; l < locals_.size(); ++l)
+      if (locals_[l].waits == 0)
+        startLocal(l);
+  }
+
+  /// Moves a sequence to the first step of its port from `sequence.step` on.
+  void seek(uint32_t rank, bool sends, bool local, Sequence &sequence, bool copies) {
+    sequence.before.clear();
+    for (; const Step *each = stepOf(rank, sequence); ++sequence.step) {
+      WorkDeadline::spend(1);
+      if (each->kind() != (sends ? StepKind::send : StepKind::recv) || (copies && !staged(*each)) ||
+          inNode(rank, *each) != local)
+        continue;
+      if (sends && staged(*each) == copies && forwards(rank, *each))
+        sequence.before = chunksBefore(*segments_[rank], *each);
+      return;
     }
   }
 
-  /// Adds the dependencies of a send on the steps that provide its bytes.
-  void follow(uint32_t rank, const Segment &segment, const Step &send, const std::vector<Message> &messages) {
-    const Message &message = messages[send.message()];
-    const std::vector<std::vector<uint64_t>> before = chunksBefore(segment, send);
-    for (uint32_t i = 0; i < send.after_count(); ++i) {
-      const Step &earlier = *segment.steps()->Get(segment.after()->Get(send.first_after() + i));
-      for (uint32_t c = 0; c < message.chunks; ++c)
-        if (before[i][c] > 0)
-          after(earlier.kind() == StepKind::recv ? messages[earlier.message()].last(before[i][c] - 1)
-                                                 : local_.at({rank, &earlier}),
-                true, message.pack(c) != kNone ? message.pack(c) : message.transmit(c));
+  /// Whether the next chunk of a sequence may be packed or sent, or received: what it waits for on its rank is done.
+  bool ready(uint32_t rank, Sequence &sequence, const Step &each, uint32_t chunk) {
+    const Message &message = messages_[each.message()];
+    if (chunk > 1 && staged(each) && (each.kind() == StepKind::send ? message.sent : message.done) + 1 < chunk)
+      return false; // the chunk two before it is in the slot
+    if (chunk > 1 && sequence.before.empty())
+      return true; // its first chunks waited for all other steps
+    for (; sequence.waited < each.after_count(); ++sequence.waited)
+      if (waits(rank, sequence, each, chunk))
+        return false;
+    return true;
+  }
+
+  /// Whether the next chunk of a sequence must wait for the step at `sequence.waited` of its `after`.
+  bool waits(uint32_t rank, const Sequence &sequence, const Step &each, uint32_t chunk) const {
+    WorkDeadline::spend(1);
+    const uint32_t number = earlier(rank, each, sequence.waited);
+    const Step &before = step(rank, number);
+    if (!isMessage(before))
+      return chunk == 0 && !locals_[localIndex(rank, number)].done;
+    const Message &message = messages_[before.message()];
+    const bool sent = before.kind() == StepKind::send;
+    if (sent && each.kind() == StepKind::recv) // it replaces bytes that the send relays
+      return message.sent < message.chunks;
+    uint64_t needed = chunk < 2 ? chunksBeforeSlot(before, each, chunk) : 0;
+    if (!sequence.before.empty())
+      needed = std::max(needed, sequence.before[sequence.waited][chunk]);
+    return (sent ? message.sent : message.done) < needed;
+  }
+
+  /// Starts to transmit the next chunk of a port, if both of its ranks are ready.
+  void transmitNext(uint32_t rank, bool sends, bool local) {
+    const Step *const each = stepOf(rank, port(rank, sends, local).transmits);
+    if (!each)
+      return;
+    const Message &message = messages_[each->message()];
+    Sequence &from = port(message.sender, true, local).transmits, &to = port(message.receiver, false, local).transmits;
+    const Step *const sent = stepOf(message.sender, from), *const received = stepOf(message.receiver, to);
+    if (from.busy || !sent || !received || sent->message() != received->message())
+      return;
+    const uint32_t chunk = message.sent;
+    if (message.packs ? message.packed == chunk : !ready(message.sender, from, *sent, chunk))
+      return;
+    if (!ready(message.receiver, to, *received, chunk))
+      return;
+    to.waited = 0;
+    if (local)
+      start(from, Activity::Kind::transmit, *sent, chunk, links_[0][message.sender], links_[1][message.receiver]);
+    else
+      start(from, Activity::Kind::transmit, *sent, chunk, nics_[0][nicOf_[message.sender]],
+            nics_[1][nicOf_[message.receiver]]);
+  }
+
+  /// Starts to pack or unpack the next chunk of a port, if it is ready.
+  void copyNext(uint32_t rank, bool sends, bool local) {
+    Sequence &copies = port(rank, sends, local).copies;
+    const Step *const each = stepOf(rank, copies);
+    if (!each || copies.busy)
+      return;
+    const Message &message = messages_[each->message()];
+    const uint32_t chunk = sends ? message.packed : message.done;
+    if (sends ? ready(rank, copies, *each, chunk) : message.arrived > chunk)
+      start(copies, sends ? Activity::Kind::pack : Activity::Kind::unpack, *each, chunk, copies_[rank], copies_[rank]);
+  }
+
+  void start(Sequence &sequence, Activity::Kind kind, const Step &each, uint32_t chunk, uint32_t first,
+             uint32_t second) {
+    sequence.busy = true;
+    sequence.begin = flows_.now();
+    sequence.waited = 0;
+    flows_.start(id(kind, each.message()), static_cast<double>(chunkBytes(each, chunk)), first, second);
+  }
+
+  void startLocal(uint32_t number) {
+    LocalStep &each = locals_[number];
+    each.begin = flows_.now();
+    flows_.start(id(Activity::Kind::copy, number), static_cast<double>(step(each.rank, each.step).bytes()),
+                 copies_[each.rank], copies_[each.rank]);
+  }
+
+  /// The number of a flow: what it is, and its message or local step.
+  static uint64_t id(Activity::Kind kind, uint32_t number) {
+    return uint64_t{4} * number + static_cast<uint64_t>(kind);
+  }
+
+  void ended(Activity::Kind kind, uint32_t number) {
+    switch (kind) {
+    case Activity::Kind::pack:
+      return packed(messages_[number]);
+    case Activity::Kind::transmit:
+      return sent(number);
+    case Activity::Kind::unpack:
+      return unpacked(messages_[number]);
+    case Activity::Kind::copy:
+      return copied(number);
     }
   }
 
-  void start(uint32_t task) {
-    const Group &group = groupOf(task);
-    tasks_[task].begin = flows_.now();
-    flows_.start(task, static_cast<double>(group.bytesOf(task)), group.first, group.second);
+  void packed(Message &message) {
+    finish(message.sender, true, message.local, Activity::Kind::pack, message.packed++, message.chunks);
+    copyNext(message.sender, true, message.local);
+    transmitNext(message.sender, true, message.local);
   }
 
-  void ended(uint32_t task, bool arrived) {
-    if (!arrived) {
-      tasks_[task].end = flows_.now();
-    } else {
-      ++finished_;
-      result_.seconds = std::max(result_.seconds, flows_.now());
+  /// A chunk has left its sender. It arrives one latency later.
+  void sent(uint32_t number) {
+    Message &message = messages_[number];
+    finish(message.sender, true, message.local, Activity::Kind::transmit, message.sent++, message.chunks);
+    if (message.sent == message.chunks) {
+      Sequence &to = port(message.receiver, false, message.local).transmits;
+      ++to.step;
+      seek(message.receiver, false, message.local, to, false);
+      completed(message.sender, number);
+      wakeReceives(message.sender);
     }
-    const size_t list = 2 * size_t{task} + arrived;
-    for (uint32_t at = begin(list), end = begin(list + 1); at < end; ++at)
-      if (--tasks_[waiting_[at]].waits == 0)
-        start(waiting_[at]);
+    wakeSends(message.sender);
+    transmitNext(message.receiver, false, message.local);
+    flows_.startTimer(latencies_[message.local], number);
+  }
+
+  void arrived(uint32_t number) {
+    Message &message = messages_[number];
+    ++message.arrived;
+    counted();
+    if (message.unpacks)
+      copyNext(message.receiver, false, message.local);
+    else
+      inPlace(message);
+  }
+
+  void unpacked(Message &message) {
+    finish(message.receiver, false, message.local, Activity::Kind::unpack, message.done, message.chunks);
+    inPlace(message);
+    copyNext(message.receiver, false, message.local);
+    wakeReceives(message.receiver);
+  }
+
+  /// The bytes of a message's next chunk are at their target.
+  void inPlace(Message &message) {
+    ++message.done;
+    if (message.done == message.chunks) {
+      completed(message.receiver, static_cast<uint64_t>(&message - messages_.data()));
+    }
+    if (forwards_[message.receiver])
+      wakeSends(message.receiver);
+  }
+
+  void copied(uint32_t number) {
+    LocalStep &each = locals_[number];
+    each.done = true;
+    counted();
+    show(Activity::Kind::copy, each.rank, each.step, step(each.rank, each.step).bytes(), each.begin);
+    completed(each.rank, localKey(number));
+    wakeSends(each.rank);
+    wakeReceives(each.rank);
+  }
+
+  /// Starts the local steps of a rank that waited only for one that is complete now.
+  void completed(uint32_t rank, uint64_t key) {
+    const auto begin = waiters_.begin();
+    const auto end = begin + static_cast<std::ptrdiff_t>(firstWaiter_[rank + 1]);
+    for (auto at = std::lower_bound(begin + static_cast<std::ptrdiff_t>(firstWaiter_[rank]), end, Waiter{key, 0});
+         at != end && at->before == key; ++at)
+      if (--locals_[at->local].waits == 0)
+        startLocal(at->local);
+  }
+
+  void wakeSends(uint32_t rank) {
+    for (const bool local : {false, true}) {
+      copyNext(rank, true, local);
+      transmitNext(rank, true, local);
+    }
+  }
+  void wakeReceives(uint32_t rank) {
+    for (const bool local : {false, true})
+      transmitNext(rank, false, local);
+  }
+
+  /// Ends the chunk that a port is busy with, and moves on.
+  void finish(uint32_t rank, bool sends, bool local, Activity::Kind kind, uint32_t chunk, uint32_t chunks) {
+    const bool copies = kind != Activity::Kind::transmit;
+    Sequence &sequence = copies ? port(rank, sends, local).copies : port(rank, sends, local).transmits;
+    show(kind, rank, sequence.step, chunkBytes(step(rank, sequence.step), chunk), sequence.begin);
+    if (copies)
+      counted();
+    sequence.busy = false;
+    if (chunk + 1 == chunks) {
+      ++sequence.step;
+      seek(rank, sends, local, sequence, copies);
+    }
+  }
+
+  void counted() {
+    ++finished_;
+    result_.seconds = flows_.now();
+  }
+
+  void show(Activity::Kind kind, uint32_t rank, uint32_t number, uint64_t bytes, double begin) {
+    const Step &each = step(rank, number);
+    spent_[rank][static_cast<size_t>(kind)] += flows_.now() - begin;
+    if (visit_)
+      visit_({kind, static_cast<int32_t>(rank), kind == Activity::Kind::copy ? -1 : static_cast<int32_t>(each.peer()),
+              number, each.message(), each.round(), bytes, begin, flows_.now()});
   }
 
   void report() {
@@ -474,27 +459,9 @@ private:
       result_.busiestRank = result_.busiestNic; // each rank has its own NIC
       result_.rankBusy = result_.nicBusy;
     }
-    std::vector<std::array<double, 4>> spent(plan_.world()); // by kind
-    for (uint32_t task = 0; task < count_; ++task) {
-      const Group &group = groupOf(task);
-      const int kind = static_cast<int>(group.activity.kind);
-      double &sum = spent[static_cast<size_t>(group.activity.rank)][static_cast<size_t>(kind)];
-      sum += tasks_[task].end - tasks_[task].begin;
-      result_.secondsByKind[kind] = std::max(result_.secondsByKind[kind], sum);
-    }
-    tasks_.resize(count_);
-    waiting_ = {};
-    result_.forEachActivity = [groups = std::move(groups_),
-                               tasks = std::move(tasks_)](const std::function<void(const Activity &)> &visit) {
-      for (uint32_t number = 0; number < tasks.size(); ++number) {
-        const Group &group = groups[tasks[number].group];
-        Activity activity = group.activity;
-        activity.bytes = group.bytesOf(number);
-        activity.begin = tasks[number].begin;
-        activity.end = tasks[number].end;
-        visit(activity);
-      }
-    };
+    for (const auto &ofRank : spent_)
+      for (size_t kind = 0; kind < ofRank.size(); ++kind)
+        result_.secondsByKind[kind] = std::max(result_.secondsByKind[kind], ofRank[kind]);
     result_.lowerBound = lowerBound(plan_.manifest(), topology_, [](CutKind kind) {
       return kind != CutKind::replica_node_ingress; // the plan's ranks run, and no other engine replicas
     });
@@ -503,23 +470,30 @@ private:
   const Plan &plan_;
   const Topology &topology_;
   const std::function<void(double)> &progress_;
+  const std::function<void(const Activity &)> &visit_;
   Simulation result_;
   FairFlows flows_;
   std::vector<uint32_t> copies_, links_[2], nics_[2]; // resources, by rank or NIC; [0] egress, [1] ingress
-  std::vector<Group> groups_;
-  std::vector<Task> tasks_;       // and one more
-  std::vector<uint32_t> waiting_; // tasks
-  uint64_t count_ = 0;            // the number of tasks
-  uint64_t dependencies_ = 0;
-  bool counting_ = true;                                        // the first pass of after()
-  std::map<std::pair<uint32_t, const Step *>, uint32_t> local_; // copies and fills
-  size_t finished_ = 0;
+  std::vector<uint32_t> latencies_;                   // delays: between nodes, inside a node
+  std::vector<uint32_t> nicOf_;                       // by rank
+  std::vector<std::shared_ptr<const Segment>> segments_;
+  std::vector<const flatbuffers::Vector<const Step *> *> steps_; // by rank
+  std::vector<Message> messages_;
+  std::vector<bool> forwards_; // by rank: whether it forwards messages
+  std::vector<Port> ports_;
+  std::vector<LocalStep> locals_;            // by rank, in the order of its steps
+  std::vector<uint32_t> firstLocal_;         // by rank, and the end
+  std::vector<Waiter> waiters_;              // by rank and key
+  std::vector<size_t> firstWaiter_;          // by rank, and the end
+  std::vector<std::array<double, 4>> spent_; // by rank and Activity::Kind
+  uint64_t count_ = 0, finished_ = 0;        // activities
 };
 
 } // namespace
 
-Result<Simulation> simulate(const Plan &plan, const Topology &topology, const std::function<void(double)> &progress) {
-  return Simulator(plan, topology, progress).run();
+Result<Simulation> simulate(const Plan &plan, const Topology &topology, const std::function<void(double)> &progress,
+                            const std::function<void(const Activity &)> &visit) {
+  return Simulator(plan, topology, progress, visit).run();
 }
 
 } // namespace reshard::report

@@ -15,11 +15,11 @@
 
 namespace reshard::report {
 
-/// One activity of the simulation, for a trace.
+/// One activity of the simulation: of one chunk of a message, or of a whole copy.
 struct Activity {
   enum class Kind : uint8_t { pack, transmit, unpack, copy } kind;
-  int32_t rank = 0, peer = -1; // transmit: from `rank` to `peer`
-  uint32_t message = 0, round = 0;
+  int32_t rank = 0, peer = -1;               // transmit: from `rank` to `peer`
+  uint32_t step = 0, message = 0, round = 0; // step: its number on `rank`
   uint64_t bytes = 0;
   double begin = 0, end = 0; // seconds
 };
@@ -30,20 +30,19 @@ struct Simulation {
   int64_t busiestRank = 0, busiestNic = 0; // longest in use; NIC -1: no traffic between nodes
   double rankBusy = 0, nicBusy = 0;        // seconds
   double secondsByKind[4] = {};            // by Activity::Kind: the seconds of the rank with the largest sum
-  /// Visits all activities: those of one message and kind in the order of its chunks, copies of a rank in the order of
-  /// its steps. There are millions, so no list of them is kept.
-  std::function<void(const std::function<void(const Activity &)> &visit)> forEachActivity;
 };
 
 /// Simulates all steps, messages chunk by chunk. Packing and unpacking (of staged operands) and local copies share a
 /// rank's copy bandwidth. Chunks inside a node share the links of their two ranks, other chunks the NICs, by max-min
-/// fairness; bytes arrive one latency after they were sent. A chunk starts when it is packed, the receiver has a free
-/// slot, the bytes that it relays have arrived, and its ranks have finished the previous chunk of the same link tier
-/// and direction. In each tier and direction, chunks are packed and unpacked one after the other. A local copy starts
-/// when the steps that it waits for are done, and so does a message that replaces elements that a copy reads from the
-/// arena. There is no ramp-up and no protocol overhead. `progress` is called with the done
-/// part, 0 to 1.
-Result<Simulation> simulate(const Plan &plan, const Topology &topology, const std::function<void(double)> &progress);
+/// fairness; bytes arrive one latency after they were sent. A chunk starts when it is packed, its slot at the receiver
+/// is free (compared by address: schema/README.md, Chunks), the bytes that it relays have arrived, and its ranks have
+/// finished the previous chunk of the same link tier and direction. In each tier and direction, chunks are packed and
+/// unpacked one after the other. A local copy starts when the steps that it waits for are done, and so does a message
+/// that replaces elements that a copy reads from the arena. There is no ramp-up and no protocol overhead. `progress` is
+/// called with the done part, 0 to 1; `visit` with each activity when it ends. There are millions, so no list of them
+/// is kept.
+Result<Simulation> simulate(const Plan &plan, const Topology &topology, const std::function<void(double)> &progress,
+                            const std::function<void(const Activity &)> &visit = {});
 
 struct PoolSimulation {
   uint32_t replicas = 0;

@@ -424,9 +424,10 @@ target: {layout: one, mesh: {}}
             begin = round(event["ts"] * 1e3)
             if event["pid"] == rank or (kind == "transmit" and event["args"]["peer"] == rank):
                 times.setdefault(kind if kind == "copy" else (kind, int(message)), []).append(
-                    (begin, begin + round(event["dur"] * 1e3), event["args"]["bytes"])
+                    (begin, begin + round(event["dur"] * 1e3), event["args"]["bytes"], event["args"]["step"])
                 )
-        report, intervals, copies, held = self.report(f"--rank={rank}"), [], iter(times.get("copy", [])), []
+        report, intervals, held = self.report(f"--rank={rank}"), [], []
+        copies = {step: (begin, end) for begin, end, _, step in times.get("copy", [])}
 
         def positions(operand):
             at = np.array([operand["offset"]])
@@ -434,11 +435,11 @@ target: {layout: one, mesh: {}}
                 at = (at[:, None] + loop["stride"] * np.arange(loop["count"])).ravel()
             return set((at[:, None] + np.arange(operand["row_bytes"])).ravel().tolist())
 
-        for step in report["steps"]:
+        for number, step in enumerate(report["steps"]):
             sends, receives = step["kind"] == "send", step["kind"] == "recv"
             of = {kind: times.get((kind, step.get("message")), []) for kind in ("pack", "transmit", "unpack")}
             if not (sends or receives):
-                begin, end, _ = next(copies)
+                begin, end = copies[number]
             elif "staging" in step:
                 first, last = (of["pack"], of["transmit"]) if sends else (of["transmit"], of["unpack"])
                 intervals += [(a[0], b[1], a[2]) for a, b in zip(first, last, strict=True)]

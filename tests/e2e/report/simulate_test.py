@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator compared with closed formulas: one pair, packing, incast, ring, all-to-all, a chain, a shared
-NIC; engine replicas that pull, also on the shipped topologies, against their lower bound. RESHARD_BIN: the
-folder of the commands."""
+"""The simulator compared with closed formulas: one pair, packing, incast, ring, all-to-all, a chain, a shared NIC,
+slots of different sizes; its memory; engine replicas that pull, also on the shipped topologies, against their lower
+bound. RESHARD_BIN: the folder of the commands."""
 
 import json
 import os
+import re
+import sys
 import unittest
 
-from commands import ROOT, FolderTest
+from commands import ROOT, FolderTest, run, words_of
 
 LINK, NIC, COPY = 100e9, 10e9, 200e9
 LINK_LATENCY, NIC_LATENCY = 5e-6, 50e-6
@@ -15,6 +17,11 @@ ROWS, COLUMNS = 1 << 10, 1 << 14  # of bf16: 32 MiB
 SIZE = 2 * ROWS * COLUMNS
 RANGE = 4 << 20  # bytes that an engine replica reads at a time
 PROTOCOL = 6 * NIC_LATENCY  # three round trips
+# Runs a command, and prints the KiB of its peak memory, which is that of the child of a small Python process.
+PEAK = (
+    "import resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL); "
+    "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+)
 
 SMALL, FULL = "RESHARD_SMALL" in os.environ, "RESHARD_FULL" in os.environ
 # A job and its ranks by topology: the engine begins at a node.
@@ -107,6 +114,66 @@ class Simulate(SimulationTest):
         least = sent[0] / COPY + SIZE / LINK + LINK_LATENCY + self.chunks("recv")[-1] / COPY
         self.assertAlmostEqual(found["seconds"], least, delta=1e-9)
         self.assertAlmostEqual(found["seconds_by_kind"]["unpack"], SIZE / COPY, delta=1e-6)
+
+    def test_slots_by_address(self):
+        """A chunk waits until its bytes of the arena are free. Where another message has chunks of another size, its
+        slot of the same number is elsewhere. The receiver gets half of the columns in several chunks, then the other
+        half in one chunk, whose slot is as long as all of those."""
+        copy = 10e9
+        for chunks, waits in ((8, True), (7, False), (6, True)):
+            with self.subTest(chunks=chunks):
+                self.simulate(
+                    "{mesh: {tp: 2}}",
+                    "{mesh: {}, ranks: [2]}",
+                    tensors=f"w: {{shape: [{ROWS}, {COLUMNS}], shard: {{1: tp}}}}",
+                )
+                chunk = -(-SIZE // 2 // chunks // 256) * 256
+                text = self.ir
+                for found, replaced, times in (
+                    (r"^schedule \d+ rounds", f"schedule {chunks + 1} rounds", 1),
+                    (r"arena \d+$", f"arena {SIZE}", 3),
+                    (
+                        r"round \d+ (\d+) bytes as chunks of \d+ message 0",
+                        rf"round 0 \1 bytes as chunks of {chunk} message 0",
+                        2,
+                    ),
+                    (
+                        r"round \d+ (\d+) bytes as chunks of \d+ message 1 (peer \d staging \d+)( slot 1)?",
+                        rf"round {chunks} \1 bytes message 1 \2",
+                        2,
+                    ),
+                ):
+                    text, count = re.subn(found, replaced, text, flags=re.MULTILINE)
+                    self.assertEqual(count, times, found)
+                self.write("edited.rir", text)
+                self.call("reshard-compile edited.rir -o plan")
+                self.write("slow.yaml", (self.folder / "t.yaml").read_text().replace("rate: 200GB/s", "rate: 10GB/s"))
+                # The first message is packed, sent and unpacked chunk after chunk. Meanwhile the other one is packed.
+                first = SIZE / 2 / copy + chunk / LINK + LINK_LATENCY + chunk / copy
+                # The slot of an even number overlaps those of all chunks. That of an odd number overlaps none: there
+                # the message arrives while the last chunk is unpacked.
+                transmit = SIZE / 2 / LINK + LINK_LATENCY
+                self.assertLess(transmit, chunk / copy)
+                self.assertAlmostEqual(
+                    self.listing("plan", "--simulate=slow.yaml")["seconds"],
+                    first + transmit * waits + SIZE / 2 / copy,
+                    delta=1e-9,
+                )
+
+    @unittest.skipIf(SMALL, "sanitizers need memory of their own")
+    def test_memory(self):
+        """A plan of 1 MiB with half a million chunks: no list of them is kept."""
+        file = ROOT / "examples/topologies/h100x8.yaml"
+        self.call(
+            "reshard-compile --no-verify -o plan",
+            ROOT / "examples/clusters/qwen3-30b-a3b-16-to-30.yaml",
+            f"--set=options.topology={file}",
+            "--set=options.staging=2MiB",
+        )
+        done = run(
+            sys.executable, "-S", "-c", PEAK, *words_of("reshard-inspect plan", f"--simulate={file}"), cwd=self.folder
+        )
+        self.assertLess(int(done.stdout) << 10, 48 << 20)
 
     def test_incast(self):
         for k in (2, 5):
