@@ -17,8 +17,9 @@ namespace reshard {
 /// The largest number of chunks of a plan. A small staging limit makes many.
 constexpr int64_t kMaxPlanChunks = 1 << 24;
 
-/// The chunk sizes of each link tier: the best size (bestChunkBytes), or a smaller one that fills the last round of
-/// more pairs or that the staging limit requires; and the rounds of a chunk between nodes. The arena holds two chunks
+/// The chunk sizes of each link tier: small enough for the last rounds of its pairs and for its routes, large enough to
+/// keep a port busy with two slots, and not larger than the staging limit allows; and the rounds of a chunk between
+/// nodes. The arena holds two chunks
 /// in each direction: one is packed while the other is sent, or unpacked while the other is received. `staged`: the
 /// largest number of bytes that a rank's arena holds besides messages. `copies`: the number of ranks to which the
 /// sender of a flow sends it; `flows` has one of them. Returns an error if the plan would have too many chunks, a

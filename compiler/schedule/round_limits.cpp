@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tries chunk sizes for both link tiers: small chunks waste less of each message's last round, large ones need fewer
-// rounds. The staging limit bounds both.
+// Chooses chunk sizes for both link tiers. Small chunks waste less of each message's last round and pass sooner through
+// long routes; too small ones cannot keep a port busy, since a message has two slots. The staging limit bounds both.
 #include "compiler/schedule/message_plan.h"
 
 #include "compiler/transfer/staging.h"
@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 namespace reshard {
 
@@ -20,11 +19,16 @@ constexpr int64_t kMaxRounds = 16;
 /// Links inside nodes have so many times the rounds that they need, if they are fast enough. With fewer, forwarded
 /// chunks queue up, and the queue is still there when the last chunk has arrived.
 constexpr int64_t kRoom = 2;
+/// All of the time, in leastChunkBytes().
+constexpr int64_t kWhole = 1024;
+/// No chunk is smaller, except with a staging limit: sending one costs a transport some microseconds.
+constexpr int64_t kMinChunkBytes = 256 << 10;
+/// A route with hops after the first delays its last byte by 1 / kDelay of the busiest port's time. Chunks are not made
+/// smaller for this than for so many chunks of a plan: the compiler's time grows with their number.
+constexpr int64_t kDelay = 64, kMaxChunks = 1 << 18;
 /// fittedChunkBytes() compares the larger half of so many chunk sizes, for a tier of at most so many pairs.
 constexpr int64_t kChunkSizes = 128;
 constexpr size_t kMaxFittedPairs = 1 << 16;
-/// If the busiest port has fewer flows, their last chunks are a small part of its bytes.
-constexpr int64_t kFewFlows = 8;
 /// Smaller chunks must save 1 / kWorth of the bytes, and no chunk is smaller than needed to save all but 1 / kNearly.
 constexpr int64_t kWorth = 128, kNearly = 1024;
 
@@ -37,6 +41,7 @@ struct Load {
 struct TierLoad {
   int64_t total = 0;                                          // bytes
   Load most;                                                  // the most bytes, and the most flows, of any port
+  int64_t depth = 0;                                          // hops of this tier after its first one on a route
   llvm::DenseMap<std::pair<int32_t, int32_t>, int64_t> pairs; // bytes by sender and receiver, if these are not too many
   bool many = false;                                          // there are more than kMaxFittedPairs pairs
 };
@@ -44,7 +49,7 @@ struct TierLoad {
 /// The loads of all flows.
 struct Loads {
   TierLoad internode, intranode;
-  int64_t depth = 0; // hops after the first on the longest route
+  int64_t nicBytes = 0; // the most bytes that a NIC sends or receives
 };
 
 Loads loadsOf(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t copies) {
@@ -53,22 +58,28 @@ Loads loadsOf(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t 
   std::vector<std::array<Load, 2>> ports[2]; // by tier and rank: of its receives and of its sends
   for (auto &tier : ports)
     tier.resize(static_cast<size_t>(layout.world));
+  std::vector<std::array<int64_t, 2>> nics(static_cast<size_t>(topology.nic(layout.world - 1)) + 1); // bytes
   for (const Flow &flow : flows) {
-    llvm::SmallVector<int64_t, 4> depths(flow.hops.size());
+    llvm::SmallVector<std::array<int64_t, 2>, 4> hops(flow.hops.size()); // by tier, up to the end of each hop
     for (size_t h = 0; h < flow.hops.size(); ++h) {
       const Flow::Hop &hop = flow.hops[h];
       const bool local = topology.node(hop.from) == topology.node(hop.to);
-      if (hop.after >= 0)
-        depths[h] = depths[hop.after] + 1;
-      result.depth = std::max(result.depth, depths[h]);
       TierLoad &tier = local ? result.intranode : result.internode;
+      if (hop.after >= 0)
+        hops[h] = hops[hop.after];
+      tier.depth = std::max(tier.depth, hops[h][local]++);
       tier.total += flow.bytes * copies;
       for (const bool sends : {true, false}) {
-        Load &port = ports[local][sends ? hop.from : hop.to][sends];
+        const int32_t rank = sends ? hop.from : hop.to;
+        Load &port = ports[local][rank][sends];
         port.bytes += flow.bytes * (sends ? copies : 1);
         port.flows += sends ? copies : 1;
         tier.most.bytes = std::max(tier.most.bytes, port.bytes);
         tier.most.flows = std::max(tier.most.flows, port.flows);
+        if (!local) {
+          int64_t &nic = nics[static_cast<size_t>(topology.nic(rank))][sends];
+          result.nicBytes = std::max(result.nicBytes, nic += flow.bytes * (sends ? copies : 1));
+        }
       }
       if (tier.many)
         continue;
@@ -117,36 +128,57 @@ private:
 
 int64_t aligned(int64_t bytes) { return bytes / kStagingAlignment * kStagingAlignment; }
 
-/// The chunk size of a tier. bestChunkBytes() assumes that half of each pair's last chunk is not used. Here the bytes
-/// of each pair are known: if most pairs have 17.3 chunks of the best size, 18 slightly smaller ones leave no time
-/// unused. Of the sizes in [best / 2, best], the result is the largest one that gives the busiest port nearly the
-/// fewest bytes, counting each chunk as a whole one.
-int64_t fittedChunkBytes(const TierLoad &tier, int64_t copies, int64_t depth, int64_t rate, int64_t latency) {
-  const int64_t best = bestChunkBytes(tier.most.bytes, tier.most.flows, depth, rate, latency);
-  if (tier.most.flows < kFewFlows || tier.many)
+/// How fast a port moves chunks: bytes per second, nanoseconds; and how fast its rank packs and unpacks them.
+struct PortSpeed {
+  int64_t rate, latency, copyRate;
+};
+
+/// The least chunk with which a port can be busy `busy` / kWhole of the time. While the chunk of one slot is sent,
+/// arrives a latency later and is copied, only the chunk of the other slot can be sent: two chunks take this time.
+int64_t leastChunkBytes(int64_t busy, const PortSpeed &port) {
+  const __int128 during = static_cast<__int128>(port.rate) * port.latency / 1'000'000'000, copy = port.copyRate;
+  const __int128 rest = 2 * kWhole * copy - busy * (copy + port.rate); // less than nothing if copies are too slow
+  const __int128 bytes = busy * during * copy / std::max(rest, kWhole * copy / 8);
+  return alignUp(static_cast<int64_t>(std::clamp<__int128>(bytes, kMinChunkBytes, kMaxMessageBytes)));
+}
+
+/// The chunk size of a tier with a rate of `port`. Three sizes bound it from above: bestChunkBytes(), which assumes
+/// that half of each pair's last chunk is not used; the size with which routes are short pipelines (each hop takes a
+/// chunk's time, and one more until the chunk is unpacked); `fewest` bounds the latter from below. With twice
+/// leastChunkBytes() ports need not wait. The bytes of each pair are known: if most pairs have 17.3 chunks of this
+/// size, 18 slightly smaller ones leave no time unused. Of the sizes in [best / 2, best], the result is the largest one
+/// that gives the busiest port nearly the fewest bytes, counting each chunk as a whole one.
+int64_t fittedChunkBytes(const TierLoad &tier, int64_t copies, int64_t fewest, const PortSpeed &port) {
+  int64_t best = bestChunkBytes(tier.most.bytes, tier.most.flows, 0, port.rate, port.latency);
+  if (tier.depth > 0)
+    best = std::min(best, std::max(tier.most.bytes / (2 * tier.depth * kDelay), fewest));
+  best = aligned(std::clamp(best, std::min(2 * leastChunkBytes(kWhole, port), kMaxMessageBytes), kMaxMessageBytes));
+  if (tier.many)
     return best;
   const PairSizes senders(tier, true), receivers(tier, false);
   std::vector<std::pair<int64_t, int64_t>> sizes; // size of a chunk, bytes of the busiest port; the largest size first
   for (int64_t part = kChunkSizes; part >= kChunkSizes / 2; --part) {
     const int64_t size = aligned(best / kChunkSizes * part);
-    if (size < kMinMessageBytes)
-      break;
     sizes.emplace_back(size, std::max(senders.most(size) * copies, receivers.most(size)) * size);
   }
   const auto least = std::min_element(sizes.begin(), sizes.end(), [](auto &a, auto &b) { return a.second < b.second; });
-  if (sizes.empty() || sizes.front().second - least->second < least->second / kWorth)
+  if (sizes.front().second - least->second < least->second / kWorth)
     return best;
   const int64_t enough = least->second + least->second / kNearly;
   return std::find_if(sizes.begin(), sizes.end(), [&](auto &each) { return each.second <= enough; })->first;
 }
 
-/// The rounds of a chunk between nodes, each of which a chunk inside a node takes. `fast`: the chunks that a link sends
-/// while a NIC sends one.
-uint32_t internodeRounds(const TierLoad &between, const TierLoad &inside, int64_t fast) {
-  const int64_t needed = (inside.most.bytes + between.most.bytes - 1) / between.most.bytes;
+/// The rounds of a chunk between nodes, each of which a chunk inside a node takes. `nicRate`: of the rank with the most
+/// bytes between nodes.
+uint32_t internodeRounds(const Loads &loads, const RoundLimits &limits, int64_t nicRate, int64_t linkRate) {
+  const __int128 inside = static_cast<__int128>(loads.intranode.most.bytes) * limits.internodeBytes,
+                 between = static_cast<__int128>(loads.internode.most.bytes) * limits.intranodeBytes;
+  const auto needed = static_cast<int64_t>((inside + between - 1) / between);
   if (needed == 1) // with more rounds, links would wait for each chunk, and every forwarded chunk would be a message
     return 1;
-  return static_cast<uint32_t>(std::clamp<int64_t>(std::max(needed, std::min(kRoom * needed, fast)), 1, kMaxRounds));
+  const auto fast = static_cast<int64_t>(static_cast<__int128>(limits.internodeBytes) * linkRate /
+                                         (static_cast<__int128>(limits.intranodeBytes) * nicRate));
+  return static_cast<uint32_t>(std::clamp<int64_t>(std::min(kRoom * needed, fast), 1, kMaxRounds));
 }
 
 } // namespace
@@ -154,18 +186,30 @@ uint32_t internodeRounds(const TierLoad &between, const TierLoad &inside, int64_
 llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir::Layout &layout, int64_t staged,
                                         int64_t copies) {
   const ir::Topology &topology = layout.topology;
-  const auto [between, inside, depth] = loadsOf(flows, layout, copies);
+  const Loads loads = loadsOf(flows, layout, copies);
+  const TierLoad &between = loads.internode, &inside = loads.intranode;
   const bool internode = between.total > 0, intranode = inside.total > 0;
+  const int64_t total = between.total + inside.total;
+  // Several ranks share a NIC, but one that has most of its bytes has most of its time.
+  const int64_t ofRank = topology.nicRate / topology.ranksOfNic(),
+                ofBusiest = internode ? std::max(ofRank, static_cast<int64_t>(static_cast<__int128>(topology.nicRate) *
+                                                                              between.most.bytes / loads.nicBytes))
+                                      : ofRank;
+  const PortSpeed link{topology.linkRate, topology.linkLatency, topology.copyRate};
   RoundLimits limits;
-  const int64_t ofRank = topology.nicRate / topology.ranksOfNic(); // several ranks share a NIC
-  limits.internodeBytes = fittedChunkBytes(between, copies, depth, ofRank, topology.nicLatency);
-  limits.intranodeBytes = fittedChunkBytes(inside, copies, depth, topology.linkRate, topology.linkLatency);
+  limits.internodeBytes =
+      fittedChunkBytes(between, copies, total / kMaxChunks, {ofBusiest, topology.nicLatency, topology.copyRate});
+  limits.intranodeBytes = fittedChunkBytes(inside, copies, total / kMaxChunks, link);
   if (internode && intranode) {
-    // No tier then waits for the end of the other's round.
-    limits.intranodeBytes = std::min(limits.intranodeBytes, limits.internodeBytes);
-    const __int128 link = static_cast<__int128>(limits.internodeBytes) * topology.linkRate,
-                   nic = static_cast<__int128>(limits.intranodeBytes) * ofRank;
-    limits.internodeRounds = internodeRounds(between, inside, static_cast<int64_t>(link / nic));
+    // No tier waits for the end of the other's round if their chunks are equal. Only links that are nearly the limit
+    // need chunks that suit their pairs; and larger ones, if chunks between nodes are too small to keep links busy.
+    const __int128 links = static_cast<__int128>(inside.most.bytes) * topology.nicRate,
+                   nics = static_cast<__int128>(loads.nicBytes) * topology.linkRate;
+    const auto busy = static_cast<int64_t>(std::min<__int128>(kWhole, kRoom * kWhole * links / nics));
+    limits.intranodeBytes =
+        std::max(busy < kWhole ? limits.internodeBytes : std::min(limits.intranodeBytes, limits.internodeBytes),
+                 leastChunkBytes(busy, link));
+    limits.internodeRounds = internodeRounds(loads, limits, ofRank, topology.linkRate);
   }
   const int64_t busiest =
       std::max(between.most.bytes / limits.internodeBytes, inside.most.bytes / limits.intranodeBytes);
@@ -181,7 +225,6 @@ llvm::Expected<RoundLimits> roundLimits(const std::vector<Flow> &flows, const ir
   const int64_t slot = limit / 4, room = internode && intranode ? slot / 2 : slot;
   limits.internodeBytes = aligned(std::min(limits.internodeBytes, room));
   limits.intranodeBytes = aligned(std::min(limits.intranodeBytes, room));
-  const int64_t total = between.total + inside.total;
   const int64_t least =
       std::min(internode ? limits.internodeBytes : INT64_MAX, intranode ? limits.intranodeBytes : INT64_MAX);
   if (least > 0 && total / least <= kMaxPlanChunks)

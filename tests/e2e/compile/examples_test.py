@@ -140,18 +140,18 @@ class Examples(FolderTest):
         self.assertNotIn("target layers.{layer}.norm.weight", changed["params"]["changed"])
         run("reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 3")
         text = run(
-            "reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 1.5 and rounds_delta == 1", code=1
+            "reshard-diff", plans[0], plans[2], "--fail-on=remote_bytes_ratio > 1.5 and rounds_delta == 0", code=1
         ).stdout
         self.assertRegex(
             text,
-            r"\nfailed: remote_bytes_ratio > 1.5 and rounds_delta == 1: remote_bytes_ratio = "
-            r"[\d.]+, rounds_delta = 1\n",
+            r"\nfailed: remote_bytes_ratio > 1.5 and rounds_delta == 0: remote_bytes_ratio = "
+            r"[\d.]+, rounds_delta = 0\n",
         )
         self.assertRegex(text, r"\nremote_bytes +[\d.]+ MiB +[\d.]+ MiB  \+[\d.]+ MiB \(\+[\d.]+ %\)\n")
-        conditions = ("--fail-on=world > 1000 or rounds_delta == 1", "--format=json")
+        conditions = ("--fail-on=world > 1000 or rounds_delta == 0", "--format=json")
         self.assertEqual(
             json.loads(run("reshard-diff", plans[0], plans[2], *conditions, code=1).stdout)["held"],
-            [{"condition": "rounds_delta == 1", "values": {"rounds_delta": 1.0}}],
+            [{"condition": "rounds_delta == 0", "values": {"rounds_delta": 0.0}}],
         )
         run("reshard-diff", plans[0], plans[2], "--fail-on=(world > 1) and not (remote_bytes_ratio > 3)", code=1)
         self.assertIn(
