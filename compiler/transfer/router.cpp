@@ -11,6 +11,8 @@ namespace reshard {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000'000; // picoseconds
+/// Longer times and larger ratios of rates count as these, so that sums of a few fit into 64 bits.
+constexpr int64_t kMaxTime = INT64_MAX / 8, kMaxRatio = 1 << 10;
 
 /// Prices are tabulated in so many steps up to the goal, and as many again beyond it; at the goal a resource costs
 /// e^kSteepness times as much as an idle one.
@@ -169,7 +171,9 @@ private:
     const int64_t bytes = load_.bytes(resource) + bytes_;
     const int64_t step = static_cast<int64_t>(static_cast<__int128>(bytes) * kSteps / capacity_[resource]);
     const int64_t fastest = std::max(topology_.linkRate, topology_.nicRate);
-    return prices_[static_cast<size_t>(std::min(step, 2 * kSteps))] * ((fastest << 6) / load_.rate(resource));
+    const auto ratio = static_cast<int64_t>(
+        std::min<__int128>(static_cast<__int128>(fastest) * 64 / load_.rate(resource), kMaxRatio * 64));
+    return prices_[static_cast<size_t>(std::min(step, 2 * kSteps))] * ratio;
   }
   void refresh(Node &node) const {
     node.stale = false;
@@ -312,7 +316,8 @@ NetworkLoad::NetworkLoad(const Topology &topology, int64_t world)
 }
 
 int64_t NetworkLoad::time(int64_t bytes, int64_t rate) {
-  return static_cast<int64_t>(static_cast<__int128>(bytes) * kSecond / rate);
+  const __int128 time = static_cast<__int128>(bytes) * kSecond / rate;
+  return static_cast<int64_t>(std::min<__int128>(time, kMaxTime));
 }
 
 int64_t NetworkLoad::capacity(size_t resource, int64_t time) const {

@@ -98,6 +98,17 @@ TEST(Router, CountsWhatIsSentAnyway) {
   EXPECT_EQ(load.busiest(), NetworkLoad::time(kGB, topology.linkRate));
 }
 
+/// Prices and times stay within 64 bits.
+TEST(Router, ANicMayBeAnyTimesSlowerThanALink) {
+  for (const int64_t rate : {int64_t{1}, int64_t{1000}, 100 * kGB * 1000}) {
+    Topology topology = nodes(2);
+    topology.nicRate = rate;
+    const std::vector<ByteClass> classes = {{{0}, range(1, 6), int64_t{1} << 44}};
+    NetworkLoad load(topology, 6);
+    routed(topology, 6, classes, load);
+  }
+}
+
 TEST(Router, RandomClasses) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
